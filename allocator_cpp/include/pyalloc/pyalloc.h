@@ -1,0 +1,179 @@
+/* pyalloc's C ABI: all that Python, the torch bridge and plain registration may call.
+ *
+ * Rules for every call: no exception leaves the library, it never exits or aborts for a fault of the caller or of the world; a call
+ * that fails changes nothing and leaves one line in pyalloc_last_error() (per thread). Callbacks run with no lock held. Every struct
+ * that may grow starts with `size` (set by the caller to sizeof) so that a newer library serves an older caller.
+ * Bytes unless a name says otherwise; `stream` is a CUstream / cudaStream_t; `device` is the ordinal torch uses.
+ */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PYALLOC_ABI_VERSION 1
+
+typedef enum pyalloc_status {
+  PYALLOC_OK = 0,
+  PYALLOC_OUT_OF_MEMORY = 1,    /* the ladder ended; the message is ready for torch.OutOfMemoryError */
+  PYALLOC_INVALID_ARGUMENT = 2, /* a value the caller passed; names it and what was expected */
+  PYALLOC_UNKNOWN_POINTER = 3,  /* not the start of a live block of ours: foreign, or already freed */
+  PYALLOC_DRIVER_ERROR = 4,     /* a driver call failed; names the call and the driver's error */
+  PYALLOC_NO_DRIVER = 5,        /* no libcuda.so.1, a required symbol missing, or a driver too old */
+  PYALLOC_NO_VMM = 6,           /* the device has no virtual memory management */
+  PYALLOC_BAD_CONFIG = 7,       /* all errors of the configuration, one a line */
+  PYALLOC_WRONG_STATE = 8       /* not initialised, already initialised, exiting, or a forked child */
+} pyalloc_status;
+
+typedef enum pyalloc_stream_flags {
+  PYALLOC_STREAM_OWNED = 1 /* torch keeps this stream for ever: one lazy event may cover many frees. Others are stamped at free. */
+} pyalloc_stream_flags;
+
+uint32_t pyalloc_abi_version(void);
+const char* pyalloc_version(void);
+const char* pyalloc_last_error(void);
+
+/* --- configuration: "key:value,key:value"; before pyalloc_init --- */
+/* Replaces the whole configuration by the defaults plus `text` (null: plus the environment's PYALLOC_CONF). `origin` is shown by
+ * pyalloc_config_json ("environment", "argument"). PYALLOC_BAD_CONFIG lists every error and changes nothing. */
+pyalloc_status pyalloc_configure(const char* text, const char* origin);
+/* [{"key","value","default","origin","type","unit","help"}...]; returns the length it needs (without the final 0). */
+size_t pyalloc_config_json(char* buffer, size_t capacity);
+
+/* --- life cycle --- */
+/* Opens the driver library and resolves every entry point: no cuInit, no context. */
+pyalloc_status pyalloc_probe(void);
+/* {"library", "simulated", "driver_version", "missing": [...]}; returns the length it needs. Works whether or not probe succeeded. */
+size_t pyalloc_driver_json(char* buffer, size_t capacity);
+/* Prepares device_count device heaps. No context is created before a device's first allocation. Repeating it is harmless. */
+pyalloc_status pyalloc_init(int device_count);
+int pyalloc_device_count(void); /* 0 before pyalloc_init */
+
+/* --- blocks --- */
+/* A block of at least `bytes`, aligned to 512 B, for use on `stream`. bytes 0 gives a null pointer and PYALLOC_OK. */
+pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags, size_t bytes, void** pointer);
+typedef struct pyalloc_freed {
+  int device;
+  void* stream;
+  size_t requested;
+  size_t allocated;
+} pyalloc_freed;
+/* Frees a block; `freed` (may be null) receives what it was. Null pointers are ignored. Safe from any thread. */
+pyalloc_status pyalloc_deallocate(void* pointer, pyalloc_freed* freed);
+/* The block is also used on `stream`: after its free it is not reused until that stream has passed the free. */
+pyalloc_status pyalloc_record_stream(void* pointer, void* stream, uint32_t stream_flags);
+typedef struct pyalloc_block_info {
+  uint32_t size;
+  int device;
+  void* block;      /* start of the block that contains the address */
+  void* stream;
+  size_t requested;
+  size_t allocated;
+  void* segment; /* start and bytes of the mapped run around it */
+  size_t segment_bytes;
+} pyalloc_block_info;
+pyalloc_status pyalloc_find_block(const void* address, pyalloc_block_info* info);
+
+/* --- limits and returning memory --- */
+/* Gives idle memory back to the driver; device -1: all. `released` (may be null) receives the bytes. */
+pyalloc_status pyalloc_trim(int device, uint64_t* released);
+pyalloc_status pyalloc_set_memory_fraction(int device, double fraction); /* of the device's total; 0 to 1 */
+pyalloc_status pyalloc_get_memory_fraction(int device, double* fraction);
+pyalloc_status pyalloc_set_limit(int device, uint64_t bytes); /* absolute; 0: none */
+/* One round of the maintenance thread's work now: undo old mappings that are due, decay idle memory. */
+pyalloc_status pyalloc_maintain(int device);
+
+/* --- statistics --- */
+/* One number with its history, as torch's Stat: peak since the last peak reset, allocated and freed since the last accumulated reset. */
+typedef struct pyalloc_stat {
+  int64_t current, peak, allocated, freed;
+} pyalloc_stat;
+enum { PYALLOC_KIND_ALL = 0, PYALLOC_KIND_SMALL = 1, PYALLOC_KIND_LARGE = 2, PYALLOC_KINDS = 3 }; /* large: over 1 MiB */
+typedef struct pyalloc_device_stats {
+  uint32_t size;
+  uint32_t version;
+#define PYALLOC_STAT_GROUP(name, unit, help) pyalloc_stat name[PYALLOC_KINDS];
+#define PYALLOC_STAT_VALUE(name, kind, unit, help) int64_t name;
+#include "pyalloc/stat_fields.def"
+#undef PYALLOC_STAT_GROUP
+#undef PYALLOC_STAT_VALUE
+} pyalloc_device_stats;
+/* Exact, and cheap (sums a counter block per stream). Zeros before the device's first allocation. */
+pyalloc_status pyalloc_get_stats(int device, pyalloc_device_stats* stats);
+pyalloc_status pyalloc_reset_peak_stats(int device);
+pyalloc_status pyalloc_reset_accumulated_stats(int device);
+/* [{"name","group","kind","unit","help"}...]: the table behind pyalloc_device_stats, in struct order. */
+size_t pyalloc_stat_fields_json(char* buffer, size_t capacity);
+
+/* --- snapshot: segments in address order, each followed by its blocks without gaps --- */
+typedef enum pyalloc_block_state { PYALLOC_BLOCK_LIVE = 0, PYALLOC_BLOCK_PENDING = 1, PYALLOC_BLOCK_FREE = 2 } pyalloc_block_state;
+typedef struct pyalloc_segment_view {
+  int device;
+  int large; /* holds blocks over 1 MiB */
+  const char* pool;
+  void* address;
+  size_t bytes;
+  size_t allocated, active, requested;
+  void* stream; /* of its first block */
+} pyalloc_segment_view;
+typedef struct pyalloc_block_view {
+  void* address;
+  size_t bytes;
+  size_t requested;
+  pyalloc_block_state state;
+  void* stream;
+} pyalloc_block_view;
+typedef void (*pyalloc_segment_fn)(void* context, const pyalloc_segment_view* segment);
+typedef void (*pyalloc_block_fn)(void* context, const pyalloc_block_view* block);
+/* Walks the heap (copies it under the lock, calls back with none held). */
+pyalloc_status pyalloc_snapshot(int device, void* context, pyalloc_segment_fn segment, pyalloc_block_fn block);
+
+/* --- when memory runs out --- */
+/* Called on the ladder with no lock held; returns bytes freed (0: nothing). torch's registered callbacks go in through this. */
+typedef uint64_t (*pyalloc_reclaim_fn)(void* context, int device, size_t bytes);
+pyalloc_status pyalloc_add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority);
+/* Told of every out-of-memory before it is returned: bytes asked, device total and free, and whether a limit of ours refused it. */
+typedef void (*pyalloc_oom_fn)(void* context, int device, size_t bytes, size_t device_total, size_t device_free, int rejected_by_limit);
+pyalloc_status pyalloc_add_oom_observer(pyalloc_oom_fn fn, void* context);
+
+/* --- checks --- */
+/* The whole-structure truth: PYALLOC_OK, or PYALLOC_DRIVER_ERROR with the first broken invariant in pyalloc_last_error(). */
+pyalloc_status pyalloc_validate(int device);
+
+/* --- plain registration: torch.cuda.memory.CUDAPluggableAllocator(path, "pyalloc_malloc", "pyalloc_free") and its hook setters --- */
+void* pyalloc_malloc(ptrdiff_t bytes, int device, void* stream);
+void pyalloc_free(void* pointer, ptrdiff_t bytes, int device, void* stream);
+void pyalloc_plain_init(int device_count);
+void pyalloc_plain_reset(void);
+void pyalloc_plain_set_memory_fraction(double fraction, int device);
+void* pyalloc_plain_base_alloc(void* pointer, size_t* bytes);
+void pyalloc_plain_record_stream(void* pointer, void* stream);
+
+/* --- the table handed to the bridge, so that it links nothing --- */
+typedef struct pyalloc_api {
+  uint32_t size;
+  uint32_t version;
+  const char* (*last_error)(void);
+  pyalloc_status (*init)(int);
+  pyalloc_status (*allocate)(int, void*, uint32_t, size_t, void**);
+  pyalloc_status (*deallocate)(void*, pyalloc_freed*);
+  pyalloc_status (*record_stream)(void*, void*, uint32_t);
+  pyalloc_status (*find_block)(const void*, pyalloc_block_info*);
+  pyalloc_status (*trim)(int, uint64_t*);
+  pyalloc_status (*set_memory_fraction)(int, double);
+  pyalloc_status (*get_memory_fraction)(int, double*);
+  pyalloc_status (*get_stats)(int, pyalloc_device_stats*);
+  pyalloc_status (*reset_peak_stats)(int);
+  pyalloc_status (*reset_accumulated_stats)(int);
+  pyalloc_status (*snapshot)(int, void*, pyalloc_segment_fn, pyalloc_block_fn);
+  pyalloc_status (*add_reclaimer)(pyalloc_reclaim_fn, void*, int);
+  pyalloc_status (*add_oom_observer)(pyalloc_oom_fn, void*);
+} pyalloc_api;
+/* Null when the library does not speak `version`. */
+const pyalloc_api* pyalloc_get_api(uint32_t version);
+
+#ifdef __cplusplus
+}
+#endif
