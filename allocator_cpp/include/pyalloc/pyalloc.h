@@ -39,7 +39,7 @@ const char* pyalloc_last_error(void);
 /* Replaces the whole configuration by the defaults plus `text` (null: plus the environment's PYALLOC_CONF). `origin` is shown by
  * pyalloc_config_json ("environment", "argument"). PYALLOC_BAD_CONFIG lists every error and changes nothing. */
 pyalloc_status pyalloc_configure(const char* text, const char* origin);
-/* [{"key","value","default","origin","type","unit","help"}...]; returns the length it needs (without the final 0). */
+/* [{"key","value","default","origin","type","unit","expected","help"}...]; returns the length it needs (without the final 0). */
 size_t pyalloc_config_json(char* buffer, size_t capacity);
 
 /* --- life cycle --- */
@@ -104,6 +104,8 @@ typedef struct pyalloc_device_stats {
 pyalloc_status pyalloc_get_stats(int device, pyalloc_device_stats* stats);
 pyalloc_status pyalloc_reset_peak_stats(int device);
 pyalloc_status pyalloc_reset_accumulated_stats(int device);
+/* Bytes of the largest contiguous free mapped range; walks the heap. */
+pyalloc_status pyalloc_largest_free(int device, uint64_t* bytes);
 /* [{"name","group","kind","unit","help"}...]: the table behind pyalloc_device_stats, in struct order. */
 size_t pyalloc_stat_fields_json(char* buffer, size_t capacity);
 
@@ -165,6 +167,7 @@ typedef struct pyalloc_api {
   pyalloc_status (*set_memory_fraction)(int, double);
   pyalloc_status (*get_memory_fraction)(int, double*);
   pyalloc_status (*get_stats)(int, pyalloc_device_stats*);
+  pyalloc_status (*largest_free)(int, uint64_t*);
   pyalloc_status (*reset_peak_stats)(int);
   pyalloc_status (*reset_accumulated_stats)(int);
   pyalloc_status (*snapshot)(int, void*, pyalloc_segment_fn, pyalloc_block_fn);

@@ -1,0 +1,12 @@
+// Monotonic milliseconds, for decay and rate limits. Never read on the hot path.
+#pragma once
+#include <chrono>
+#include <cstdint>
+
+namespace pyalloc {
+
+inline int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace pyalloc

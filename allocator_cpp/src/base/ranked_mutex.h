@@ -1,0 +1,53 @@
+// A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order.
+// Order, outermost first: registry, settle (device counters), lane (one stream of a pool), heap (one device), log.
+// Two lanes are held together only by a settle, in the order of their index.
+#pragma once
+#include <mutex>
+
+#include "base/check.h"
+
+namespace pyalloc {
+
+enum class Rank : int { kRegistry = 1, kMaintenance = 2, kSettle = 3, kLane = 4, kHeap = 5, kLog = 6 };
+
+class RankedMutex {
+ public:
+  explicit RankedMutex(Rank rank) : rank_(rank) {}
+  RankedMutex(const RankedMutex&) = delete;
+  RankedMutex& operator=(const RankedMutex&) = delete;
+
+  void lock() {
+    enter();
+    mutex_.lock();
+  }
+  void unlock() {
+    mutex_.unlock();
+    leave();
+  }
+
+ private:
+#ifdef NDEBUG
+  void enter() {}
+  void leave() {}
+#else
+  // Counts held per rank; unlocking in any order is fine.
+  static int* held() {
+    static thread_local int counts[8] = {};
+    return counts;
+  }
+  void enter() {
+    int mine = static_cast<int>(rank_);
+    for (int rank = mine + 1; rank < 8; ++rank) PYALLOC_ASSERT(held()[rank] == 0);
+    PYALLOC_ASSERT(rank_ == Rank::kLane || held()[mine] == 0);
+    ++held()[mine];
+  }
+  void leave() { --held()[static_cast<int>(rank_)]; }
+#endif
+
+  std::mutex mutex_;
+  const Rank rank_;
+};
+
+using Lock = std::unique_lock<RankedMutex>;
+
+}  // namespace pyalloc
