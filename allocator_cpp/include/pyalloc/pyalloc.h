@@ -75,6 +75,8 @@ typedef struct pyalloc_block_info {
   size_t segment_bytes;
 } pyalloc_block_info;
 pyalloc_status pyalloc_find_block(const void* address, pyalloc_block_info* info);
+/* Lets `device` read and write the memory of `peer`: every mapping there, now and later. Repeating it is harmless. */
+pyalloc_status pyalloc_enable_peer_access(int device, int peer);
 
 /* --- limits and returning memory --- */
 /* Gives idle memory back to the driver; device -1: all. `released` (may be null) receives the bytes. */
@@ -173,6 +175,7 @@ typedef struct pyalloc_api {
   pyalloc_status (*snapshot)(int, void*, pyalloc_segment_fn, pyalloc_block_fn);
   pyalloc_status (*add_reclaimer)(pyalloc_reclaim_fn, void*, int);
   pyalloc_status (*add_oom_observer)(pyalloc_oom_fn, void*);
+  pyalloc_status (*enable_peer_access)(int, int);
 } pyalloc_api;
 /* Null when the library does not speak `version`. */
 const pyalloc_api* pyalloc_get_api(uint32_t version);
