@@ -1,0 +1,49 @@
+"""The examples run as a user would run them, on the simulated GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs python in an empty folder, so that the installed pyalloc is used and not the sources."""
+    command = [sys.executable, *arguments]
+    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished
+
+
+def test_enable(tmp_path: Path) -> None:
+    arguments = ["-m", "pyalloc.simgpu", "--memory", "8GiB", str(EXAMPLES / "01_enable.py")]
+    assert run(arguments, tmp_path).stdout == "4,194,304 bytes allocated by pyalloc\n"
+
+
+def test_serve_trace_small(tmp_path: Path) -> None:
+    arguments = [str(EXAMPLES / "serve_trace.py"), "--simulate", "--model", "small", "--requests", "8", "--json"]
+    report = json.loads(run([*arguments, "--memory", "4GiB"], tmp_path).stdout.splitlines()[-1])
+    pyalloc, native = report["pyalloc"], report["native"]
+    # The first eight requests of the trace: 3,913 prompt tokens and 550 output tokens, the last of each never fed back.
+    assert pyalloc["tokens"] == native["tokens"] == 3913 + 550 - 8
+    assert pyalloc["requests"] == native["requests"] == 8
+    assert pyalloc["steps"] == native["steps"]
+    weights = 2 * (2 * 32000 * 512 + 4 * (4 * 512 * 512 + 3 * 512 * 1408))
+    for one in (pyalloc, native):
+        assert weights < one["live_peak_bytes"] <= one["reserved_peak_bytes"] <= 4 << 30
+        assert one["driver_calls"] > 0
+        assert one["ns_per_op"] > 0
+    # Both served the same tensors: live bytes differ by rounding only.
+    assert abs(pyalloc["live_peak_bytes"] - native["live_peak_bytes"]) < 0.01 * native["live_peak_bytes"]
+
+
+def test_serve_trace_refuses_more_than_the_trace_holds(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "serve_trace.py"), "--requests", "1001"]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 2
+    assert "--requests 1001: expected 1 to 1000" in finished.stderr

@@ -1,0 +1,357 @@
+"""What only a real GPU can tell about the virtual-memory calls: measured here, printed as one JSON object.
+
+tools/gpu_check.py runs this in a process of its own. The driver is called through ctypes; kernels and copies are
+torch's, on tensors laid over our mappings. Times are as seen from Python, whose share is about a microsecond a call.
+
+- `calls`: cost of each call by handle size and number of mappings, the device idle or a long kernel in flight;
+- `mappings`: whether a call slows down as mappings pile up;
+- `aliases`: a granule at two addresses, written by one and read by the other; an old alias unmapped under load;
+- `speed`: copies and matrix products over granules mapped in shuffled order, against cudaMalloc;
+- `beside_mapping`: latency of short steps while another thread maps and unmaps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+MIB = 1 << 20
+KERNEL_MS = 200  # a kernel in flight lasts this long
+
+
+class AllocationProp(ctypes.Structure):
+    """CUmemAllocationProp: pinned memory of one device."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location_type", ctypes.c_int),
+        ("location_id", ctypes.c_int),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_uint8 * 8),
+    )
+
+
+class AccessDesc(ctypes.Structure):
+    """CUmemAccessDesc: read and write for one device."""
+
+    _fields_ = (("location_type", ctypes.c_int), ("location_id", ctypes.c_int), ("flags", ctypes.c_int))
+
+
+PROP = AllocationProp(type=1, location_type=1, location_id=0)
+ACCESS = AccessDesc(location_type=1, location_id=0, flags=3)
+
+
+class Driver:
+    """The few driver calls measured. Each raises RuntimeError with the driver's own name of the error."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        error = getattr(self.library, name)(*arguments)
+        if error:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorName(error, ctypes.byref(text))
+            raise RuntimeError(f"{name}: {(text.value or b'?').decode()} ({error})")
+
+    def version(self) -> int:
+        version = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(version))
+        return version.value
+
+    def granularity(self, recommended: bool) -> int:
+        size = ctypes.c_size_t()
+        self.call("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(PROP), int(recommended))
+        return size.value
+
+    def reserve(self, size: int) -> int:
+        address = ctypes.c_uint64()
+        zero = ctypes.c_size_t(0)
+        self.call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(size), zero, zero, zero)
+        return address.value
+
+    def create(self, size: int) -> int:
+        handle = ctypes.c_uint64()
+        self.call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(PROP), ctypes.c_uint64(0))
+        return handle.value
+
+    def map(self, address: int, size: int, handle: int) -> None:
+        zero = ctypes.c_size_t(0)
+        self.call("cuMemMap", ctypes.c_uint64(address), ctypes.c_size_t(size), zero, ctypes.c_uint64(handle), zero)
+
+    def set_access(self, address: int, size: int) -> None:
+        one = ctypes.c_size_t(1)
+        self.call("cuMemSetAccess", ctypes.c_uint64(address), ctypes.c_size_t(size), ctypes.byref(ACCESS), one)
+
+    def unmap(self, address: int, size: int) -> None:
+        self.call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(size))
+
+    def release(self, handle: int) -> None:
+        self.call("cuMemRelease", ctypes.c_uint64(handle))
+
+    def free(self, address: int, size: int) -> None:
+        self.call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(size))
+
+
+class Mapped:
+    """Device memory at `address`, for torch.as_tensor: bytes."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def tensor_at(address: int, size: int) -> torch.Tensor:
+    return torch.as_tensor(Mapped(address, size), device="cuda")
+
+
+@contextmanager
+def mapped(driver: Driver, handles: list[int], size: int, used: bool = True) -> Iterator[int]:
+    """Maps the handles, `size` bytes each, one after the other; gives the address and undoes it all at the end.
+
+    When the memory is `used` by kernels, undoing waits for the device.
+    """
+    total = size * len(handles)
+    address = driver.reserve(total)
+    map_all(driver, address, size, handles)
+    driver.set_access(address, total)
+    try:
+        yield address
+    finally:
+        if used:
+            torch.cuda.synchronize()
+        driver.unmap(address, total)
+        driver.free(address, total)
+
+
+def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Microseconds of the call, and what it returned."""
+    started = time.perf_counter_ns()
+    result = work(*arguments)
+    return (time.perf_counter_ns() - started) / 1000, result
+
+
+def cycles_per_ms() -> int:
+    """Of torch.cuda._sleep. A simulated device sleeps no time at all; any number does there."""
+    torch.cuda._sleep(1000)
+    torch.cuda.synchronize()
+
+    def sleep() -> None:
+        torch.cuda._sleep(50_000_000)
+        torch.cuda.synchronize()
+
+    return int(50_000_000 / max(0.01, timed(sleep)[0] / 1000))
+
+
+def map_all(driver: Driver, address: int, size: int, handles: list[int]) -> None:
+    for i, handle in enumerate(handles):
+        driver.map(address + i * size, size, handle)
+
+
+def cost_of_calls(driver: Driver, size: int, count: int, busy_cycles: int, repeats: int) -> dict[str, Any]:
+    """Median microseconds of each phase. With busy_cycles, each runs beside a kernel of its own, on another stream."""
+    times: dict[str, list[float]] = {}
+    waited: set[str] = set()
+    stream = torch.cuda.Stream()
+
+    def phase(name: str, calls: int, work: Callable[..., Any], *arguments: Any) -> Any:
+        if busy_cycles:
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(busy_cycles)
+            time.sleep(0.005)
+        took, result = timed(work, *arguments)
+        times.setdefault(name, []).append(took / calls)
+        if busy_cycles and took > KERNEL_MS * 500:
+            waited.add(name)
+        return result
+
+    total = size * count
+    for _ in range(repeats):
+        address = phase("reserve", 1, driver.reserve, total)
+        handles = phase("create_each", count, lambda: [driver.create(size) for _ in range(count)])
+        phase("map_each", count, map_all, driver, address, size, handles)
+        phase("set_access_call", 1, driver.set_access, address, total)
+        phase("unmap_call", 1, driver.unmap, address, total)
+        phase("release_each", count, lambda owned: [driver.release(one) for one in owned], handles)
+        phase("free", 1, driver.free, address, total)
+    torch.cuda.synchronize()
+    medians = {f"{name}_us": round(statistics.median(values), 2) for name, values in times.items()}
+    busy = {"waited_for_kernel": sorted(waited)} if busy_cycles else {}
+    return {"handle_mib": size // MIB, "mappings": count, "busy": bool(busy_cycles), **medians, **busy}
+
+
+def cost_of_many_mappings(driver: Driver, granule: int, upto: int) -> list[dict[str, float]]:
+    """Maps one granule at ever more addresses: microseconds of a map, and of set-access per mapping."""
+    handle = driver.create(granule)
+    address = driver.reserve(granule * upto)
+    rows = []
+    done, target = 0, min(1024, upto)
+    try:
+        while done < upto:
+            map_all(driver, address + done * granule, granule, [handle] * (target - 64 - done))
+            map_us, _ = timed(map_all, driver, address + (target - 64) * granule, granule, [handle] * 64)
+            access_us, _ = timed(driver.set_access, address + done * granule, granule * (target - done))
+            each = round(access_us / (target - done), 3)
+            rows.append({"mappings": target, "map_us": round(map_us / 64, 2), "set_access_each_us": each})
+            done, target = target, min(upto, target * 4)
+    finally:
+        if done:
+            driver.unmap(address, granule * done)
+        driver.free(address, granule * upto)
+        driver.release(handle)
+    return rows
+
+
+def aliases(driver: Driver, granule: int, busy_cycles: int) -> dict[str, Any]:
+    """Bytes that differ when written by one address and read by the other; and an old alias unmapped under load."""
+    handles = [driver.create(granule) for _ in range(16)]
+    size = granule * len(handles)
+    wrong = {"same_stream": 0, "across_streams": 0}
+    old = driver.reserve(size)
+    with mapped(driver, handles, granule) as new:
+        map_all(driver, old, granule, handles)
+        driver.set_access(old, size)
+        first, second = tensor_at(old, size), tensor_at(new, size)
+        other = torch.cuda.Stream()
+        for value in range(1, 51):
+            first.fill_(value)
+            wrong["same_stream"] += int((second != value).sum().item())
+            second.fill_(value + 100)
+            other.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other):
+                differ = (first != value + 100).sum()
+            torch.cuda.current_stream().wait_stream(other)
+            wrong["across_streams"] += int(differ.item())
+        torch.cuda.synchronize()
+        torch.cuda._sleep(busy_cycles)
+        second.fill_(7)
+        unmap_us, _ = timed(driver.unmap, old, size)
+        wrong["after_unmapping_the_old_alias"] = int((second != 7).sum().item())
+    driver.free(old, size)
+    for handle in handles:
+        driver.release(handle)
+    return {"wrong_bytes": wrong, "unmap_old_alias_under_load_us": round(unmap_us, 1)}
+
+
+def speed(driver: Driver, granule: int, gib: float) -> dict[str, Any]:
+    """Copy and matrix-product speed on shuffled granules and on cudaMalloc memory."""
+    count = int(gib * 1024 * MIB) // granule
+    side = 8192 if gib >= 1 else 512
+    handles = [driver.create(granule) for _ in range(3 * count)]
+    random.Random(0).shuffle(handles)
+    found: dict[str, Any] = {"copy_gib": gib, "matrix_side": side}
+
+    def measure(buffers: list[torch.Tensor], name: str) -> None:
+        a, b, c = (one[: 2 * side * side].view(torch.bfloat16).view(side, side) for one in buffers)
+        a.normal_()
+        b.normal_()
+        copy_ms = on_device_ms(lambda: buffers[1].copy_(buffers[0]))
+        product_ms = on_device_ms(lambda: torch.mm(a, b, out=c))
+        found[f"copy_gb_per_s_{name}"] = round(2 * buffers[0].numel() / copy_ms / 1e6, 1)
+        found[f"product_tflops_{name}"] = round(2 * side**3 / product_ms / 1e9, 1)
+
+    with mapped(driver, handles, granule) as address:
+        size = count * granule
+        measure([tensor_at(address + i * size, size) for i in range(3)], "shuffled_granules")
+    for handle in handles:
+        driver.release(handle)
+    measure([torch.empty(count * granule, dtype=torch.uint8, device="cuda") for _ in range(3)], "cudamalloc")
+    torch.cuda.empty_cache()
+    return found
+
+
+def on_device_ms(work: Callable[[], object], repeats: int = 12) -> float:
+    """Median milliseconds on the device."""
+    times = []
+    for _ in range(repeats):
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        work()
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after))
+    return max(statistics.median(times), 1e-6)
+
+
+def beside_mapping(driver: Driver, granule: int, steps: int) -> dict[str, Any]:
+    """Microseconds of a short step (20 kernels), alone and while another thread maps and unmaps 64 granules."""
+    x = torch.zeros(1 << 20, device="cuda")
+    cycles = 0
+
+    def step() -> None:
+        for _ in range(20):
+            x.add_(1)
+        torch.cuda.synchronize()
+
+    def percentiles() -> dict[str, float]:
+        times = sorted(timed(step)[0] for _ in range(steps))
+        return {"p50_us": round(times[len(times) // 2], 1), "p99_us": round(times[len(times) * 99 // 100], 1)}
+
+    step()
+    alone = percentiles()
+    stop = threading.Event()
+    handles = [driver.create(granule) for _ in range(64)]
+
+    def load() -> None:
+        nonlocal cycles
+        torch.cuda.set_device(0)
+        torch.zeros(1, device="cuda")  # makes the context current on this thread
+        while not stop.is_set():
+            with mapped(driver, handles, granule, used=False):
+                cycles += 1
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        loaded = percentiles()
+    finally:
+        stop.set()
+        thread.join()
+        for handle in handles:
+            driver.release(handle)
+    return {"alone": alone, "while_mapping": loaded, "map_cycles_of_64_granules": cycles}
+
+
+def measure(small: bool) -> dict[str, Any]:
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    driver = Driver()
+    granule = driver.granularity(recommended=False)
+    busy = cycles_per_ms() * KERNEL_MS if not small else 1000
+    few, repeats = (2, 2) if small else (8, 5)
+    many = 100 if small else 1000
+    calls = [cost_of_calls(driver, mib * MIB, few, 0, repeats) for mib in (2, 20, 64, 128)]
+    calls += [cost_of_calls(driver, granule, count, 0, repeats) for count in (1, 32, many)]
+    beside = ((granule, 1), (granule, many), (128 * MIB, few))
+    calls += [cost_of_calls(driver, size, count, busy, 2) for size, count in beside]
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    return {
+        "device": torch.cuda.get_device_name(0),
+        "total_bytes": total_bytes,
+        "driver_version": driver.version(),
+        "torch": torch.__version__,
+        "granularity_minimum": granule,
+        "granularity_recommended": driver.granularity(recommended=True),
+        "calls": calls,
+        "mappings": cost_of_many_mappings(driver, granule, 4096 if small else 65536),
+        "aliases": aliases(driver, granule, busy),
+        "speed": speed(driver, granule, 0.03125 if small else min(4.0, total_bytes / 1024 / MIB / 16)),
+        "beside_mapping": beside_mapping(driver, granule, 20 if small else 1000),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="small sizes: to try the script on the simulated GPU")
+    print(json.dumps(measure(parser.parse_args().small)))
