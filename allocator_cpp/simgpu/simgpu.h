@@ -65,6 +65,11 @@ void simgpu_clear_violations(void);
 /* --- memory --- */
 int simgpu_set_capacity(int device, uint64_t bytes);
 uint64_t simgpu_used(int device);   /* physical bytes in use, all processes of the session */
+/* What a monitoring library (NVML) reads; none of these needs cuInit, and CUDA_VISIBLE_DEVICES does not hide devices from them. */
+int simgpu_device_count(void);
+uint64_t simgpu_capacity(int device);
+/* The processes that hold memory of a device: writes up to `capacity` pids and bytes, returns how many there are. */
+size_t simgpu_processes(int device, int* pids, uint64_t* bytes, size_t capacity);
 /* Bytes behind a device address, as the device sees them (for tests). 0, or -1 when not fully mapped. */
 int simgpu_read(uint64_t address, void* buffer, size_t bytes);
 int simgpu_write(uint64_t address, const void* buffer, size_t bytes);
