@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 TRACE = Path(__file__).parent / "data" / "azure_conversation_2023.csv.gz"
 KV_STEP = 64  # tokens by which a request's KV cache grows
 CHUNK = 2048  # tokens in a step, at most
+SAMPLE = 5  # steps between two looks at the memory
 TIMED_OPS = 20_000  # allocations timed at the end
 GIB = 1 << 30
 
@@ -59,6 +60,7 @@ class Result:
     reserved_peak_bytes: int
     driver_calls: int  # calls that got, mapped or returned device memory
     ns_per_op: float  # a torch.empty and its free, Python's share included
+    timeline: list[tuple[int, int, int]]  # step, live bytes, reserved bytes; every SAMPLE steps
 
 
 # --- the engine ---
@@ -187,6 +189,7 @@ def serve(args: argparse.Namespace) -> Result:
     waiting.reverse()
 
     steps = tokens = 0
+    timeline: list[tuple[int, int, int]] = []
     started = time.perf_counter()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests"), TimeElapsedColumn())
     memory = TextColumn("{task.fields[memory]}")
@@ -196,9 +199,10 @@ def serve(args: argparse.Namespace) -> Result:
             engine.admit(waiting)
             tokens += engine.step()
             steps += 1
-            if steps % 10 == 0 or not engine.running:
-                live, reserved = torch.cuda.memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB
-                text = f"live {live:.1f} GiB, reserved {reserved:.1f} GiB"
+            if steps % SAMPLE == 0 or not engine.running:
+                live, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+                timeline.append((steps, live, reserved))
+                text = f"live {live / GIB:.1f} GiB, reserved {reserved / GIB:.1f} GiB"
                 progress.update(task, completed=requests - len(waiting) - len(engine.running), memory=text)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - started
@@ -213,6 +217,7 @@ def serve(args: argparse.Namespace) -> Result:
         reserved_peak_bytes=torch.cuda.max_memory_reserved(),
         driver_calls=driver_calls() - calls_before,
         ns_per_op=round(time_allocations(sorted(engine.sizes - {0})), 1),
+        timeline=timeline,
     )
 
 
@@ -235,7 +240,7 @@ def driver_calls() -> int:
     if simulated():
         from pyalloc import simgpu
 
-        return simgpu.memory_calls()
+        return simgpu.simulation().calls()
     import torch
 
     stats = torch.cuda.memory_stats()

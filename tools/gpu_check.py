@@ -4,10 +4,10 @@
     python tools/gpu_check.py --out gpu.json        needs a GPU, pyalloc, torch 2.11 or newer, pytest and hypothesis
     python tools/gpu_check.py --dry-run             the same steps, smaller, on the simulated GPU
 
-First the open questions about the driver (tools/gpu_measure.py), then the torch tests and the stress on the real driver.
-Each step runs in a process of its own with a time limit, and the file is written after each. pyalloc is the installed one;
-a folder .gpu in the repository (`pip install --no-deps --target .gpu .`) goes before it, for a machine that has no package
-index.
+First the open questions about the driver (tools/gpu_measure.py), then the torch tests and the stress on the real
+driver. Each step runs in a process of its own with a time limit, and the file is written after each. pyalloc is the
+installed one; a folder .gpu in the repository (`pip install --no-deps --target .gpu .`) goes before it, for a machine
+that has no package index.
 """
 
 from __future__ import annotations
