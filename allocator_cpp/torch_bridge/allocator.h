@@ -1,9 +1,10 @@
-// The allocator torch sees: a CUDAPluggableAllocator whose every virtual goes to the core, and that raises one clear message for
-// what the core cannot do yet.
+// The allocator torch sees: a CUDAPluggableAllocator whose every virtual goes to the core, and that raises one clear
+// message for what the core cannot do yet.
 //
-// The base class keeps a mutex and a hash map of blocks for its own allocate and free; none of them runs here. The hot path (allocate,
-// delete_block) is: the current device and stream from c10, one call of the core, two checks that reporting is off. No lock, no
-// allocation. Torch calls every method from any thread. One instance exists, made by bridge.cpp, and it is never destroyed.
+// The base class keeps a mutex and a hash map of blocks for its own allocate and free; none of them runs here. The hot
+// path (allocate, delete_block) is: the current device and stream from c10, one call of the core, two checks that
+// reporting is off. No lock, no allocation. Torch calls every method from any thread. One instance exists, made by
+// bridge.cpp, and it is never destroyed.
 #pragma once
 #include <atomic>
 
@@ -18,7 +19,8 @@ namespace cca = c10::cuda::CUDACachingAllocator;
 using TorchAllocator = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
 using Pool = c10::cuda::MempoolId_t;
 
-// False between torch.cuda.memory.caching_allocator_enable(False) and (True): freed memory then goes straight back to the driver.
+// False between torch.cuda.memory.caching_allocator_enable(False) and (True): freed memory then goes straight back to
+// the driver.
 inline std::atomic<bool> caching{true};
 
 inline pyalloc_status free_block(void* pointer) {
@@ -30,13 +32,16 @@ inline pyalloc_status free_block(void* pointer) {
   return PYALLOC_OK;
 }
 
-// The deleter of every DataPtr of ours; torch compares it by address. It must not throw: a bad free is counted by the core and told once.
+// The deleter of every DataPtr of ours; torch compares it by address. It must not throw: a bad free is counted by the
+// core and told once.
 inline void delete_block(void* pointer) noexcept {
   try {
     const pyalloc_status status = free_block(pointer);
-    if (C10_LIKELY(status == PYALLOC_OK) || status == PYALLOC_WRONG_STATE) return;  // wrong state: the process is going down
+    if (C10_LIKELY(status == PYALLOC_OK) || status == PYALLOC_WRONG_STATE)
+      return;  // wrong state: the process is going down
     static std::atomic<bool> told{false};
-    if (!told.exchange(true)) log_line("a tensor's memory could not be freed (told once; see bad_frees)", core->last_error());
+    if (!told.exchange(true))
+      log_line("a tensor's memory could not be freed (told once; see bad_frees)", core->last_error());
   } catch (const std::exception& error) {
     log_line("reporting a free failed", error.what());
   }
@@ -63,7 +68,9 @@ inline void* allocate_block(c10::DeviceIndex device, Stream stream, size_t bytes
 class Allocator final : public TorchAllocator {
  public:
   // The base wants functions for the paths overridden here; they are never called.
-  Allocator() : TorchAllocator([](size_t, int, cudaStream_t) -> void* { return nullptr; }, [](void*, size_t, int, cudaStream_t) {}) {}
+  Allocator()
+      : TorchAllocator([](size_t, int, cudaStream_t) -> void* { return nullptr; },
+                       [](void*, size_t, int, cudaStream_t) {}) {}
 
   std::string name() override { return "pyalloc"; }
 
@@ -85,7 +92,8 @@ class Allocator final : public TorchAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::DeviceIndex device = current_device();
     void* pointer = nullptr;
-    if (C10_LIKELY(bytes != 0)) pointer = allocate_block(device, stream_of(c10::cuda::getCurrentCUDAStream(device)), bytes);
+    if (C10_LIKELY(bytes != 0))
+      pointer = allocate_block(device, stream_of(c10::cuda::getCurrentCUDAStream(device)), bytes);
     return {pointer, pointer, &delete_block, cuda_device(device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
@@ -122,7 +130,9 @@ class Allocator final : public TorchAllocator {
     check(core->get_memory_fraction(device, &fraction));
     return fraction;
   }
-  void setMemoryFraction(double fraction, c10::DeviceIndex device) override { check(core->set_memory_fraction(device, fraction)); }
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override {
+    check(core->set_memory_fraction(device, fraction));
+  }
   void emptyCache(Pool pool) override {
     if (initialized_ && pool == Pool{0, 0}) check(core->trim(-1, nullptr));  // no other pool exists
   }
@@ -132,15 +142,18 @@ class Allocator final : public TorchAllocator {
   }
   bool isEnabled() const override { return caching.load(std::memory_order_relaxed); }
 
-  // The largest block worth asking for: what the driver has free, plus our idle memory, which can be remapped into one run.
+  // The largest block worth asking for: what the driver has free, plus our idle memory, which can be remapped into one
+  // run; or a run that is free as it is.
   void cacheInfo(c10::DeviceIndex device, size_t* largest) override {
     const pyalloc_device_stats stats = read_stats(device);
+    uint64_t free_run = 0;
+    check(core->largest_free(device, &free_run));
     const auto [driver_free, total] = getMemoryInfo(device);
     const auto idle = static_cast<size_t>(stats.idle_bytes + stats.shelf_bytes);
     const auto held = static_cast<size_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current + stats.shelf_bytes);
     const auto allowed = static_cast<size_t>(getMemoryFraction(device) * static_cast<double>(total));
     const size_t may_create = std::min(driver_free, allowed > held ? allowed - held : 0);
-    *largest = std::max(*largest, may_create + idle);
+    *largest = std::max({*largest, may_create + idle, static_cast<size_t>(free_run)});
   }
 
   // --- statistics ---
@@ -153,8 +166,12 @@ class Allocator final : public TorchAllocator {
     // Only the default pool exists: any other has no segments.
     return pool == Pool{0, 0} ? take_snapshot(device_count_) : take_snapshot(0);
   }
-  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { return {}; }  // none of torch's kind
-  void attachOutOfMemoryObserver(Observer observer) override { observers.attach(observers.out_of_memory, std::move(observer)); }
+  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override {
+    return {};
+  }  // none of torch's kind
+  void attachOutOfMemoryObserver(Observer observer) override {
+    observers.attach(observers.out_of_memory, std::move(observer));
+  }
 
   // --- several devices ---
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override {
@@ -171,46 +188,60 @@ class Allocator final : public TorchAllocator {
   // Mapped memory of another device is out of reach of cudaMemcpyAsync until peer access is on.
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream,
                           bool peer_access) override {
-    if (to_device == from_device || peer_access) return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    if (to_device == from_device || peer_access)
+      return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
   }
 
   // --- allocation history: said to be off ---
   bool isHistoryEnabled() override { return false; }
-  void recordHistory(bool enabled, cca::CreateContextFn, size_t, cca::RecordContext, bool, const std::vector<std::string>&) override {
+  void recordHistory(bool enabled, cca::CreateContextFn, size_t, cca::RecordContext, bool,
+                     const std::vector<std::string>&) override {
     if (enabled) unsupported("recording memory history (torch.cuda.memory._record_memory_history)");
   }
   void attachAllocatorTraceTracker(cca::AllocatorTraceTracker) override {
     unsupported("allocation trace trackers (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK)");
   }
 
-  // --- what another version of pyalloc will cover ---
-  void beginAllocateToPool(c10::DeviceIndex, Pool, std::function<bool(cudaStream_t)>) override { unsupported(kPools); }
-  void endAllocateToPool(c10::DeviceIndex, Pool) override { unsupported(kPools); }
-  void releasePool(c10::DeviceIndex, Pool) override { unsupported(kPools); }
+  // --- what pyalloc does not cover yet ---
+  void beginAllocateToPool(c10::DeviceIndex, Pool, std::function<bool(cudaStream_t)>) override { unsupported(kGraphs); }
+  void endAllocateToPool(c10::DeviceIndex, Pool) override { unsupported(kGraphs); }
+  void releasePool(c10::DeviceIndex, Pool) override { unsupported(kGraphs); }
+  bool checkPoolLiveAllocations(c10::DeviceIndex, Pool, const std::unordered_set<void*>&) override {
+    unsupported(kGraphs);
+  }
+  std::shared_ptr<cca::AllocatorState> getCheckpointState(c10::DeviceIndex, Pool) override { unsupported(kGraphs); }
+  cca::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex, std::shared_ptr<cca::AllocatorState>) override {
+    unsupported(kGraphs);
+  }
   void createOrIncrefPool(c10::DeviceIndex, Pool, std::shared_ptr<cca::CUDAAllocator>) override { unsupported(kPools); }
   int getPoolUseCount(c10::DeviceIndex, Pool) override { unsupported(kPools); }
   void setUseOnOOM(c10::DeviceIndex, Pool, bool) override { unsupported(kPools); }
   void setNoSplit(c10::DeviceIndex, Pool) override { unsupported(kPools); }
-  bool checkPoolLiveAllocations(c10::DeviceIndex, Pool, const std::unordered_set<void*>&) override { unsupported(kPools); }
-  std::shared_ptr<cca::AllocatorState> getCheckpointState(c10::DeviceIndex, Pool) override { unsupported(kCheckpoints); }
-  cca::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex, std::shared_ptr<cca::AllocatorState>) override { unsupported(kCheckpoints); }
   cca::ShareableHandle shareIpcHandle(void*) override { unsupported(kIpc); }
   std::shared_ptr<void> getIpcDevPtr(std::string) override { unsupported(kIpc); }
 
   // Older torch releases lack these two, so `override` cannot be written; the checks below the class stand in for it.
-  c10::DataPtr allocateWithAddress(size_t, void*) { unsupported("allocating at a given address (allocateWithAddress)"); }
+  c10::DataPtr allocateWithAddress(size_t, void*) {
+    unsupported("allocating at a given address (allocateWithAddress)");
+  }
   void attachOomRejectionObserver(Observer observer) { observers.attach(observers.rejection, std::move(observer)); }
 
  private:
-  static constexpr const char* kPools = "CUDA graph capture and torch.cuda.MemPool (private memory pools)";
-  static constexpr const char* kCheckpoints = "checkpoints of a memory pool (torch.compile with mode=\"reduce-overhead\")";
+  // torch's own default is right for: getMemoryInfo copy_data is_simple_data_ptr getContextForPointer
+  // supportsUserMetadata setUserMetadata getUserMetadata annotateMemory recordAnnotation pushCompileContext
+  // popCompileContext markCaptureBegin markCaptureEnd. `pyalloc doctor` reports the virtuals of the installed torch
+  // that this file does not name.
+  static constexpr const char* kGraphs =
+      "CUDA graph capture (torch.cuda.graph, torch.compile with mode=\"reduce-overhead\")";
+  static constexpr const char* kPools = "torch.cuda.MemPool";
   static constexpr const char* kIpc = "sharing CUDA tensors between processes (CUDA IPC)";
 
   std::atomic<int> device_count_{0};
 };
 
-// Where this torch has the virtual, our method must have its signature, or it would stand beside it instead of overriding it.
+// Where this torch has the virtual, our method must have its signature, or it would stand beside it instead of
+// overriding it.
 template <class Base>
 constexpr bool overrides_newer_virtuals() {
   bool same = true;

@@ -17,11 +17,13 @@ void install(const pyalloc_api* api) {
   TORCH_CHECK(core == nullptr, "the pyalloc bridge is already installed in this process");
   TORCH_CHECK(api != nullptr && api->version == PYALLOC_ABI_VERSION && api->size >= sizeof(pyalloc_api),
               "libpyalloc.so speaks another version of the C ABI than this bridge (", PYALLOC_ABI_VERSION, ")");
-  // Torch reads its own configuration variable late, and with "backend:native" in it then insists on its own allocator: read it now.
+  // Torch reads its own configuration variable late, and with "backend:native" in it then insists on its own allocator:
+  // read it now.
   cca::CUDAAllocatorConfig::instance();
 
   core = api;
-  static auto* allocator = new std::shared_ptr<Allocator>(std::make_shared<Allocator>());  // for ever: tensors outlive static objects
+  static auto* allocator =
+      new std::shared_ptr<Allocator>(std::make_shared<Allocator>());  // for ever: tensors outlive static objects
   try {
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*allocator);
   } catch (...) {
@@ -37,11 +39,13 @@ void install(const pyalloc_api* api) {
 }  // namespace pyalloc_bridge
 
 // What this library was compiled for; the loader refuses another torch's.
-PYALLOC_BRIDGE_API const char* pyalloc_bridge_key() {
-  return PYALLOC_BRIDGE_KEY;
-}
+PYALLOC_BRIDGE_API const char* pyalloc_bridge_key() { return PYALLOC_BRIDGE_KEY; }
 
-// Makes pyalloc torch's CUDA allocator. Null when done; else why not, and nothing has changed. Call it before CUDA is initialised.
+// Whether torch has initialised its current allocator; then it takes no other.
+PYALLOC_BRIDGE_API int pyalloc_bridge_cuda_in_use() { return pyalloc_bridge::cca::get()->initialized() ? 1 : 0; }
+
+// Makes pyalloc torch's CUDA allocator. Null when done; else why not, and nothing has changed. Call it before CUDA is
+// initialised.
 PYALLOC_BRIDGE_API const char* pyalloc_bridge_install(const pyalloc_api* api) {
   static std::string message;
   try {

@@ -1,7 +1,8 @@
-// The core as the bridge sees it: the function table it was handed, and the few words that torch and the core must agree on.
+// The core as the bridge sees it: the function table it was handed, and the few words that torch and the core must
+// agree on.
 //
-// `core` is set once, by pyalloc_bridge_install, before torch can call the allocator, and never changes: reading it needs no lock.
-// Every file of the bridge includes this one; it includes the only torch header the bridge needs.
+// `core` is set once, by pyalloc_bridge_install, before torch can call the allocator, and never changes: reading it
+// needs no lock. Every file of the bridge includes this one; it includes the only torch header the bridge needs.
 #pragma once
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
@@ -14,18 +15,14 @@ namespace pyalloc_bridge {
 inline const pyalloc_api* core = nullptr;
 
 // Turns a refused call into the RuntimeError that torch's users expect, with the core's own line.
-inline void check(pyalloc_status status) {
-  TORCH_CHECK(status == PYALLOC_OK, core->last_error());
-}
+inline void check(pyalloc_status status) { TORCH_CHECK(status == PYALLOC_OK, core->last_error()); }
 
 // For places that must not throw; torch's own warnings may, when Python turns them into errors.
 inline void log_line(const char* what, const char* why) noexcept {
   std::fprintf(stderr, "pyalloc: %s: %s\n", what, why);
 }
 
-inline c10::Device cuda_device(int device) {
-  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)};
-}
+inline c10::Device cuda_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
 
 // C10_CUDA_CHECK builds an object before it looks at the error; the hot path looks first.
 inline c10::DeviceIndex current_device() {
@@ -40,7 +37,8 @@ struct Stream {
   uint32_t flags;  // pyalloc_stream_flags
 };
 
-// Torch numbers the streams it owns and keeps them for ever; a foreign stream's number is its handle, and it may be destroyed.
+// Torch numbers the streams it owns and keeps them for ever; a foreign stream's number is its handle, and it may be
+// destroyed.
 inline Stream stream_of(const c10::cuda::CUDAStream& stream) {
   const cudaStream_t handle = stream.stream();
   const bool owned = stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(handle));
@@ -56,9 +54,9 @@ inline Stream stream_of(cudaStream_t handle, c10::DeviceIndex device) {
 
 // A feature of torch's native allocator that pyalloc lacks: always this one message, never a half answer.
 [[noreturn]] inline void unsupported(const char* feature) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "pyalloc does not support ", feature,
-      " yet; run this program on torch's native allocator (without pyalloc.enable() and with PYALLOC_CONF unset)");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "pyalloc does not support ", feature,
+                              " yet; run this program on torch's native allocator (without pyalloc.enable() and with "
+                              "PYALLOC_CONF unset)");
 }
 
 }  // namespace pyalloc_bridge

@@ -1,9 +1,9 @@
-// Torch's two hooks on running out of memory: the free-memory callbacks (the CUDA IPC collector is one), which the core runs on its
-// ladder, and the observers, which it tells before the error is returned.
+// Torch's two hooks on running out of memory: the free-memory callbacks (the CUDA IPC collector is one), which the core
+// runs on its ladder, and the observers, which it tells before the error is returned.
 //
-// The core calls both with no lock held, from C: an exception may not pass. One thrown by an observer is kept for the thread and
-// replaces the out-of-memory error, as it would with torch's own allocator; one thrown by a callback is logged and the ladder goes
-// on. Observers are attached under a lock of their own.
+// The core calls both with no lock held, from C: an exception may not pass. One thrown by an observer is kept for the
+// thread and replaces the out-of-memory error, as it would with torch's own allocator; one thrown by a callback is
+// logged and the ladder goes on. Observers are attached under a lock of their own.
 #pragma once
 #include <exception>
 #include <mutex>
@@ -33,9 +33,11 @@ struct Observers {
 inline Observers observers;
 inline thread_local std::exception_ptr observer_error;
 
-inline void observe_out_of_memory(void*, int device, size_t bytes, size_t device_total, size_t device_free, int rejected_by_limit) {
+inline void observe_out_of_memory(void*, int device, size_t bytes, size_t device_total, size_t device_free,
+                                  int rejected_by_limit) {
   try {
-    for (const Observer& observer : observers.copy(observers.out_of_memory)) observer(device, bytes, device_total, device_free);
+    for (const Observer& observer : observers.copy(observers.out_of_memory))
+      observer(device, bytes, device_total, device_free);
     if (rejected_by_limit == 0) return;
     const auto allocated = read_stats(static_cast<c10::DeviceIndex>(device)).allocated_bytes[PYALLOC_KIND_ALL].current;
     for (const Observer& observer : observers.copy(observers.rejection)) {
@@ -54,10 +56,13 @@ inline void rethrow_observer_error() {
   std::rethrow_exception(error);
 }
 
-// Runs every registered callback; returns the bytes they freed, or 1 when they freed some that cannot be told apart from new use.
+// Runs every registered callback; returns the bytes they freed, or 1 when they freed some that cannot be told apart
+// from new use.
 inline uint64_t run_free_memory_callbacks(void*, int device, size_t) {
   try {
-    auto live = [&] { return read_stats(static_cast<c10::DeviceIndex>(device)).allocated_bytes[PYALLOC_KIND_ALL].current; };
+    auto live = [&] {
+      return read_stats(static_cast<c10::DeviceIndex>(device)).allocated_bytes[PYALLOC_KIND_ALL].current;
+    };
     const int64_t before = live();
     bool freed = false;
     for (const std::string& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {

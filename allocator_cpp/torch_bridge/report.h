@@ -1,5 +1,5 @@
-// What torch's own allocator tells the rest of torch about every block: the profiler's memory events and the GPU trace that the
-// CUDA sanitizer listens to. Both are off in a normal run, and then cost one thread-local and one global read.
+// What torch's own allocator tells the rest of torch about every block: the profiler's memory events and the GPU trace
+// that the CUDA sanitizer listens to. Both are off in a normal run, and then cost one thread-local and one global read.
 #pragma once
 #include "stats.h"
 
@@ -7,8 +7,10 @@ namespace pyalloc_bridge {
 
 inline void report_usage(void* pointer, int64_t change, int device) {
   const pyalloc_device_stats stats = read_stats(static_cast<c10::DeviceIndex>(device));
-  c10::reportMemoryUsageToProfiler(pointer, change, static_cast<size_t>(stats.allocated_bytes[PYALLOC_KIND_ALL].current),
-                                   static_cast<size_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current), cuda_device(device));
+  c10::reportMemoryUsageToProfiler(pointer, change,
+                                   static_cast<size_t>(stats.allocated_bytes[PYALLOC_KIND_ALL].current),
+                                   static_cast<size_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current),
+                                   cuda_device(device));
 }
 
 inline void report_allocated(void* pointer, int device) {
@@ -34,8 +36,10 @@ inline void report_freed(void* pointer, const pyalloc_freed& freed) {
 
 inline void report_out_of_memory(size_t bytes, int device) {
   const pyalloc_device_stats stats = read_stats(static_cast<c10::DeviceIndex>(device));
-  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), static_cast<size_t>(stats.allocated_bytes[PYALLOC_KIND_ALL].current),
-                                   static_cast<size_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current), cuda_device(device));
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes),
+                                   static_cast<size_t>(stats.allocated_bytes[PYALLOC_KIND_ALL].current),
+                                   static_cast<size_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current),
+                                   cuda_device(device));
 }
 
 }  // namespace pyalloc_bridge

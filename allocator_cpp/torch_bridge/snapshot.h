@@ -1,5 +1,5 @@
-// The live heap as torch's SnapshotInfo, behind torch.cuda.memory_snapshot() and memory_viz: segments in address order, each with
-// its blocks without gaps. Allocation history is not recorded, so the traces stay empty.
+// The live heap as torch's SnapshotInfo, behind torch.cuda.memory_snapshot() and memory_viz: segments in address order,
+// each with its blocks without gaps. Allocation history is not recorded, so the traces stay empty.
 #pragma once
 #include <exception>
 
@@ -48,8 +48,8 @@ inline void add_block(void* context, const pyalloc_block_view* view) {
   }
 }
 
-// The settings torch itself goes on using (pinned memory, the raw text) as it parsed them; the rest says what pyalloc does.
-// A template because torch 2.11 lacks the last two, on both sides.
+// The settings torch itself goes on using (pinned memory, the raw text) as it parsed them; the rest says what pyalloc
+// does. A template because torch 2.11 lacks the last two, on both sides.
 template <class Settings, class Common = c10::CachingAllocator::AcceleratorAllocatorConfig>
 void fill_settings(Settings& settings) {
   using Cuda = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
@@ -62,7 +62,8 @@ void fill_settings(Settings& settings) {
   settings.graph_capture_record_stream_reuse = false;
   settings.last_allocator_settings = Common::last_allocator_settings();
   settings.roundup_power2_divisions = Common::roundup_power2_divisions();
-  if constexpr (requires { settings.max_round_threshold; }) settings.max_round_threshold = Common::pinned_max_round_threshold();
+  if constexpr (requires { settings.max_round_threshold; })
+    settings.max_round_threshold = Common::pinned_max_round_threshold();
   if constexpr (requires { settings.max_cached_size; }) settings.max_cached_size = Common::pinned_max_cached_size();
 }
 

@@ -1,4 +1,5 @@
-// The core's statistics as torch's DeviceStats, by the one table of both: pyalloc/stat_fields.def uses torch's own names.
+// The core's statistics as torch's DeviceStats, by the one table of both: pyalloc/stat_fields.def uses torch's own
+// names.
 #pragma once
 #include "core.h"
 
@@ -23,7 +24,8 @@ inline void copy_group(const pyalloc_stat (&from)[PYALLOC_KINDS], c10::CachingDe
   }
 }
 
-// A template so that a field only one side has is skipped: the core counts more than torch, and torch gains fields by release.
+// A template so that a field only one side has is skipped: the core counts more than torch, and torch gains fields by
+// release.
 template <class TorchStats>
 TorchStats torch_stats(const pyalloc_device_stats& from) {
   TorchStats to;

@@ -1,0 +1,59 @@
+"""pyalloc: a drop-in CUDA allocator for PyTorch.
+
+    import pyalloc
+    pyalloc.enable()      # before the first use of CUDA
+    import torch
+
+Importing this package loads neither torch nor the allocator's library: each public name is fetched when first used.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._version import __version__ as __version__
+    from .allocator import enable as enable
+    from .allocator import is_enabled as is_enabled
+    from .allocator import library_path as library_path
+    from .errors import BridgeError as BridgeError
+    from .errors import ConfigError as ConfigError
+    from .errors import DriverError as DriverError
+    from .errors import InvalidArgumentError as InvalidArgumentError
+    from .errors import LibraryError as LibraryError
+    from .errors import OutOfMemoryError as OutOfMemoryError
+    from .errors import PyallocError as PyallocError
+    from .errors import StateError as StateError
+    from .errors import UnknownPointerError as UnknownPointerError
+    from .stats import device_stats as device_stats
+
+# Where each public name lives; the imports above say the same to type checkers.
+_PUBLIC = {
+    "_version": ("__version__",),
+    "allocator": ("enable", "is_enabled", "library_path"),
+    "errors": (
+        "BridgeError",
+        "ConfigError",
+        "DriverError",
+        "InvalidArgumentError",
+        "LibraryError",
+        "OutOfMemoryError",
+        "PyallocError",
+        "StateError",
+        "UnknownPointerError",
+    ),
+    "stats": ("device_stats",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _PUBLIC.items():
+        if name in names:
+            from importlib import import_module
+
+            value: object = getattr(import_module(f"pyalloc.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'pyalloc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(name for names in _PUBLIC.values() for name in names)})

@@ -1,0 +1,73 @@
+"""The command line: `pyalloc` or `python -m pyalloc`.
+
+Exit codes: 0 done; 1 doctor found that pyalloc cannot run with its bridge here; 2 a wrong command line or wrong
+options; under `run`, the program's own.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import errors
+
+_EXAMPLES = """\
+examples:
+  pyalloc doctor                          what works here, and why not
+  pyalloc doctor --json                   the same for a program
+  pyalloc run train.py --epochs 3         a script on pyalloc, unchanged
+  pyalloc run --conf limit:20GiB -m my.module
+  python -m pyalloc.simgpu --memory 8GiB -m pyalloc run train.py     the same with no GPU
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyalloc",
+        description="A drop-in CUDA allocator for PyTorch.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run a Python program on pyalloc",
+        description="Runs a Python program on pyalloc: a script, -m module or -c code, with its arguments.",
+        epilog="example: pyalloc run --conf slack:0.1,bridge:require train.py --epochs 3",
+    )
+    run.add_argument("--conf", default="", metavar="OPTIONS", help="as key:value,...; they win over PYALLOC_CONF")
+    run.add_argument(
+        "target", nargs=argparse.REMAINDER, metavar="script.py | -m module | -c code", help="and its arguments"
+    )
+    doctor = commands.add_parser(
+        "doctor",
+        help="show versions, driver, bridge and options",
+        description="Shows what pyalloc finds on this machine, and what it would do. Compiles the bridge if need be.",
+        epilog="example: pyalloc doctor --json | python -m json.tool",
+    )
+    doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "doctor":
+        from . import doctor
+
+        return doctor.main(as_json=parsed.json)
+    if not parsed.target or parsed.target in (["-m"], ["-c"]):
+        parser.error("run needs a script.py, -m module or -c code")
+    from .run import enable_for_program, run_target
+
+    try:
+        enable_for_program(parsed.conf)
+    except errors.PyallocError as error:
+        print(f"pyalloc: {error}", file=sys.stderr)
+        return 2
+    run_target(parsed.target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

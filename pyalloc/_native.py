@@ -1,0 +1,181 @@
+"""ctypes binding of the core's C ABI (pyalloc/pyalloc.h): the library, its calls with statuses as exceptions, its
+tables.
+
+The one module that knows the library's file and its C types. The structs that grow are built from the library's own
+tables, so that their fields are written down once, in stat_fields.def.
+"""
+
+import ctypes
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from . import errors
+
+ABI_VERSION: Final = 1
+KINDS: Final = ("all", "small_pool", "large_pool")  # torch's names, in the order of PYALLOC_KIND_*
+
+_ERRORS: Final[dict[int, type[errors.PyallocError]]] = {
+    1: errors.OutOfMemoryError,
+    2: errors.InvalidArgumentError,
+    3: errors.UnknownPointerError,
+    4: errors.DriverError,
+    5: errors.DriverError,
+    6: errors.DriverError,
+    7: errors.ConfigError,
+    8: errors.StateError,
+}
+
+
+class Stat(ctypes.Structure):
+    """pyalloc_stat: one number with its history."""
+
+    _fields_ = (
+        ("current", ctypes.c_int64),
+        ("peak", ctypes.c_int64),
+        ("allocated", ctypes.c_int64),
+        ("freed", ctypes.c_int64),
+    )
+
+
+def package_file(*parts: str) -> Path | None:
+    """A file or folder installed inside the package: an editable install spreads the package over several folders."""
+    import pyalloc
+
+    for folder in pyalloc.__path__:
+        path = Path(folder, *parts)
+        if path.exists():
+            return path
+    return None
+
+
+def library_path() -> str:
+    """Absolute path of libpyalloc.so. Raises LibraryError when there is none."""
+    override = os.environ.get("PYALLOC_LIBRARY")
+    if override:
+        if not Path(override).is_file():
+            raise errors.LibraryError(f"PYALLOC_LIBRARY names {override!r}, which is not a file")
+        return os.path.abspath(override)
+    path = package_file("libpyalloc.so")
+    if path is None:
+        raise errors.LibraryError(
+            "libpyalloc.so is not in the package: install pyalloc with pip (a source checkout alone has no library), "
+            "or set PYALLOC_LIBRARY to a built one"
+        )
+    return str(path.absolute())
+
+
+class Library:
+    """The loaded core. Calls that fail raise the error of their status with the core's message."""
+
+    def __init__(self, path: str) -> None:
+        self.path: Final = path
+        try:
+            self._dll = ctypes.CDLL(path)
+            self._dll.pyalloc_abi_version.restype = ctypes.c_uint32
+            abi = int(self._dll.pyalloc_abi_version())
+        except (OSError, AttributeError) as error:
+            raise errors.LibraryError(f"cannot load {path}: {error}") from error
+        if abi != ABI_VERSION:
+            raise errors.LibraryError(
+                f"{path} has C ABI {abi}, this package expects {ABI_VERSION}: install both from one version"
+            )
+        self._dll.pyalloc_version.restype = ctypes.c_char_p
+        self._dll.pyalloc_last_error.restype = ctypes.c_char_p
+        self._dll.pyalloc_get_api.restype = ctypes.c_void_p
+        self._dll.pyalloc_get_api.argtypes = (ctypes.c_uint32,)
+        self._dll.pyalloc_configure.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+        self._dll.pyalloc_get_stats.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        for name in ("config_json", "driver_json", "stat_fields_json"):
+            function = getattr(self._dll, f"pyalloc_{name}")
+            function.restype = ctypes.c_size_t
+            function.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            message = self._dll.pyalloc_last_error()
+            raise _ERRORS.get(status, errors.PyallocError)(message.decode(errors="replace"))
+
+    def _json(self, function: Callable[[Any, int], int]) -> Any:
+        """Calls a function that fills a buffer with JSON and returns the length it needs, until the buffer holds it."""
+        capacity = 4096
+        while True:
+            buffer = ctypes.create_string_buffer(capacity)
+            needed = int(function(buffer, capacity))
+            if needed < capacity:
+                return json.loads(buffer.value.decode())
+            capacity = needed + 1
+
+    def version(self) -> str:
+        """The library's version, as the package's."""
+        return str(self._dll.pyalloc_version().decode())
+
+    def api(self) -> int:
+        """Address of the function table for the bridge."""
+        address = self._dll.pyalloc_get_api(ABI_VERSION)
+        if not address:
+            raise errors.LibraryError(f"{self.path} has no function table of version {ABI_VERSION}")
+        return int(address)
+
+    def address(self, symbol: str) -> int:
+        """Address of an exported function, for torch's hook setters."""
+        return int(ctypes.cast(getattr(self._dll, symbol), ctypes.c_void_p).value or 0)
+
+    def configure(self, text: str, origin: str) -> None:
+        """Replaces the configuration. ConfigError lists every error of the text and changes nothing."""
+        self._check(self._dll.pyalloc_configure(text.encode(), origin.encode()))
+
+    def config(self) -> list[dict[str, str]]:
+        """Every option with key, value, default, origin, type, unit, expected and help."""
+        table: list[dict[str, str]] = self._json(self._dll.pyalloc_config_json)
+        return table
+
+    def probe(self) -> None:
+        """Opens the driver's library, without initialising CUDA. Raises DriverError."""
+        self._check(self._dll.pyalloc_probe())
+
+    def driver(self) -> dict[str, Any]:
+        """library, simulated, driver_version and missing symbols, as found so far."""
+        facts: dict[str, Any] = self._json(self._dll.pyalloc_driver_json)
+        return facts
+
+    def device_count(self) -> int:
+        """Devices known to the core; 0 before torch initialised CUDA."""
+        return int(self._dll.pyalloc_device_count())
+
+    @functools.cached_property
+    def stat_fields(self) -> list[dict[str, Any]]:
+        """The table of statistics: name, group (true for a pyalloc_stat per kind), kind, unit and help."""
+        fields: list[dict[str, Any]] = self._json(self._dll.pyalloc_stat_fields_json)
+        return fields
+
+    @functools.cached_property
+    def _stats_type(self) -> type[ctypes.Structure]:
+        columns: list[tuple[str, Any]] = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)]
+        for field in self.stat_fields:
+            columns.append((field["name"], Stat * len(KINDS) if field["group"] else ctypes.c_int64))
+        return type("DeviceStats", (ctypes.Structure,), {"_fields_": columns})
+
+    def stats(self, device: int) -> ctypes.Structure:
+        """pyalloc_device_stats of one device, with the fields of `stat_fields`."""
+        stats = self._stats_type()
+        stats.size = ctypes.sizeof(stats)
+        self._check(self._dll.pyalloc_get_stats(device, ctypes.byref(stats)))
+        return stats
+
+    def reset_peak_stats(self, device: int) -> None:
+        """Starts every peak again from the current value."""
+        self._check(self._dll.pyalloc_reset_peak_stats(device))
+
+    def reset_accumulated_stats(self, device: int) -> None:
+        """Starts the totals of allocated and freed, and the counters, again from zero."""
+        self._check(self._dll.pyalloc_reset_accumulated_stats(device))
+
+
+@functools.cache
+def library() -> Library:
+    """The core, loaded once. Raises LibraryError."""
+    return Library(library_path())

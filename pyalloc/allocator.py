@@ -1,0 +1,291 @@
+"""enable(): makes pyalloc the CUDA allocator of torch, before CUDA is used. Never initialises CUDA itself.
+
+Outcomes: the bridge (everything works), the plain registration (no compiler, or bridge:off; one line says what is
+lost), or torch's native allocator stays (no driver, no CUDA build of torch; one line says why). bridge:require turns
+the last two into errors.
+"""
+
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from . import _native, bridge_build, config, errors, plain
+from .config import Size, Switch
+
+_log = logging.getLogger("pyalloc")
+
+_CUDA_IN_USE: Final = (
+    "CUDA is already initialised, so torch's allocator can no longer be replaced: call pyalloc.enable() before the "
+    "first use of CUDA, or set PYALLOC_CONF=enable:True to have it done while torch is imported"
+)
+
+# Options of torch's own allocator that mean nothing here; those of pinned memory stay torch's business.
+_IGNORED_TORCH_OPTIONS: Final = (
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "roundup_power2_divisions",
+)
+
+
+@dataclass(frozen=True)
+class Enabled:
+    """How pyalloc runs in this process. `reason` says why the bridge is not used, when it is not."""
+
+    mode: Literal["bridge", "plain"]
+    reason: str
+    arguments: str  # the options that enable() was given, as text
+    text: str  # those and PYALLOC_CONF's: the whole configuration
+    values: dict[str, str]
+
+
+_lock = threading.RLock()
+_enabled: Enabled | None = None
+_explicit = threading.local()  # .active: enable() is importing torch, so torch's hook has nothing to do
+
+
+def library_path() -> str:
+    """Absolute path of libpyalloc.so, for registering it by hand:
+
+    torch.cuda.memory.CUDAPluggableAllocator(pyalloc.library_path(), "pyalloc_malloc", "pyalloc_free")
+
+    Raises LibraryError when the library is missing.
+    """
+    return _native.library_path()
+
+
+def is_enabled() -> bool:
+    """Whether enable() made pyalloc torch's CUDA allocator in this process."""
+    return _enabled is not None
+
+
+def enabled_state() -> Enabled | None:
+    """How pyalloc runs, or None while it does not."""
+    return _enabled
+
+
+def enable(
+    *,
+    bridge: Literal["auto", "off", "require"] | None = None,
+    slack: float | None = None,
+    limit: Size | None = None,
+    memory_fraction: float | None = None,
+    cross_stream_wait: Switch | None = None,
+    decay: int | None = None,
+    maintenance: Switch | None = None,
+    check: Literal["off", "cheap", "full"] | None = None,
+    guard: Switch | None = None,
+    lora_reserve: Size | None = None,
+) -> bool:
+    """Makes pyalloc torch's CUDA allocator for the rest of this process. Call it before the first use of CUDA.
+
+    Every option can also be given in PYALLOC_CONF ("slack:0.05,limit:20GiB"); an argument wins over it. `pyalloc
+    doctor` lists each with its meaning, unit, default and origin.
+
+    Returns True when pyalloc is in use; False when torch's native allocator stays, and then one logged line says why
+    (no NVIDIA driver, a CPU build of torch, no library). A second call with an equal configuration changes nothing
+    and returns True.
+
+    Raises:
+        ConfigError: an option or value is wrong; lists every one.
+        StateError: CUDA is already in use, another allocator is installed, or pyalloc runs with another configuration.
+        BridgeError: with bridge="require" only: the bridge, or pyalloc at all, cannot be used here.
+    """
+    arguments = config.argument_text(
+        {
+            "bridge": bridge,
+            "slack": slack,
+            "limit": limit,
+            "memory_fraction": memory_fraction,
+            "cross_stream_wait": cross_stream_wait,
+            "decay": decay,
+            "maintenance": maintenance,
+            "check": check,
+            "guard": guard,
+            "lora_reserve": lora_reserve,
+        }
+    )
+    _explicit.active = True
+    try:
+        import torch  # noqa: F401  (outside the lock: another thread may be importing it and waiting for us in its hook)
+    finally:
+        _explicit.active = False
+    return _enable(arguments)
+
+
+def enable_from_environment() -> bool:
+    """What torch's hook calls when PYALLOC_CONF is set: enable(), if that variable says enable:True. Raises as
+    enable() does.
+    """
+    if getattr(_explicit, "active", False):
+        return False
+    library = _native.library()
+    with _lock:
+        if _enabled is not None:
+            return True
+        library.configure(config.environment_text(), "environment")
+        if config.values(library)["enable"] != "on":
+            return False
+    return _enable("")
+
+
+def _enable(arguments: str) -> bool:
+    global _enabled
+    with _lock:
+        try:
+            library = _native.library()
+        except errors.LibraryError as error:
+            return _stay_native(str(error), requires_bridge(arguments))
+        if _enabled is not None:
+            return _confirm_equal(library, _enabled, arguments)
+        text = config.joined(config.environment_text(), arguments)
+        library.configure(text, "environment")
+        try:
+            _enabled = _install(library, arguments, text)
+        except errors.PyallocError:
+            library.configure("", "default")
+            raise
+        return _enabled is not None
+
+
+def requires_bridge(arguments: str = "") -> bool:
+    """Whether the options say bridge:require; for when the core, which parses options, is missing or refused them."""
+    text = f"{config.environment_text()},{arguments}".replace(" ", "")
+    return [entry for entry in text.split(",") if entry.startswith("bridge:")][-1:] == ["bridge:require"]
+
+
+def _stay_native(reason: str, required: bool) -> Literal[False]:
+    if required:
+        raise errors.BridgeError(f"bridge:require was asked for, but {reason}")
+    _log.warning("torch's native CUDA allocator stays: %s", reason)
+    return False
+
+
+def _confirm_equal(library: _native.Library, state: Enabled, arguments: str) -> bool:
+    """True when `arguments` ask for what is in force already; else StateError, and nothing changes."""
+    text = config.joined(config.environment_text(), arguments)
+    if text == state.text:
+        return True
+    advice = "call enable() once, with all its options, at the start"
+    try:
+        library.configure(text, "environment")
+    except errors.StateError as error:  # devices are in use, and the core found a difference
+        raise errors.StateError(
+            f"pyalloc is already enabled, with another configuration ({error}); {advice}"
+        ) from error
+    wanted = config.values(library)
+    library.configure(state.text, "environment")
+    different = [
+        f"{key}:{state.values[key]} (asked for {wanted[key]})" for key in wanted if wanted[key] != state.values[key]
+    ]
+    if different:
+        raise errors.StateError(f"pyalloc is already enabled with {', '.join(different)}; {advice}")
+    return True
+
+
+def _install(library: _native.Library, arguments: str, text: str) -> Enabled | None:
+    import torch
+
+    values = config.values(library)
+    required = values["bridge"] == "require"
+    if torch.version.cuda is None:
+        _stay_native(f"torch {torch.__version__} is not a CUDA build", required)
+        return None
+    try:
+        library.probe()
+    except errors.DriverError as error:
+        _stay_native(str(error), required)
+        return None
+    _check_state()
+    _warn_of_ignored_options()
+    _read_torch_configuration()
+    reason = "bridge:off"
+    if values["bridge"] != "off":
+        try:
+            bridge = bridge_build.load_bridge(bridge_build.ensure_bridge())
+            if bridge_build.cuda_in_use(bridge):
+                raise errors.StateError(_CUDA_IN_USE)
+            bridge_build.install_bridge(bridge, library.api())
+            return Enabled("bridge", "", arguments, text, values)
+        except errors.BridgeError as error:
+            if required:
+                raise
+            reason = str(error)
+    try:
+        plain.install_plain(library)
+    except RuntimeError as error:  # torch found its allocator in use
+        raise errors.StateError(f"{_CUDA_IN_USE} ({error})") from error
+    _log.warning("pyalloc runs without its torch bridge (%s): %s", reason, plain.LOST)
+    return Enabled("plain", reason, arguments, text, values)
+
+
+def _read_torch_configuration() -> None:
+    """Torch reads its variable late, and with "backend:native" in it then insists on its own allocator: make it now."""
+    import torch
+
+    if torch._C._cuda_getAllocatorBackend() != "native":
+        return
+    try:
+        torch._C._cuda_memorySnapshot(None)
+    except (ValueError, RuntimeError) as error:
+        raise errors.ConfigError(
+            f"torch cannot read its own allocator configuration (PYTORCH_CUDA_ALLOC_CONF): {error}"
+        ) from error
+
+
+def _check_state() -> None:
+    """StateError unless torch's allocator can still be replaced."""
+    import torch
+
+    if torch.cuda._is_in_bad_fork():
+        raise errors.StateError(
+            "this process was forked after CUDA was initialised; start it with the spawn method instead"
+        )
+    cuda: Any = torch.cuda  # has functions without annotations
+    if cuda.is_initialized():
+        raise errors.StateError(_CUDA_IN_USE)
+    backend = torch._C._cuda_getAllocatorBackend()
+    if backend == "cudaMallocAsync":
+        _log.warning("pyalloc replaces the cudaMallocAsync backend that PYTORCH_CUDA_ALLOC_CONF chose")
+    elif backend != "native":
+        raise errors.StateError(
+            f"another CUDA allocator is installed in torch already: {_name_of_current_allocator(backend)}; "
+            "keep one of the two"
+        )
+
+
+def _name_of_current_allocator(backend: str) -> str:
+    """A pluggable allocator says only "pluggable": look for the module variable that holds it."""
+    import torch
+
+    current = torch._C._cuda_getAllocator()
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if isinstance(value, torch.cuda.memory._CUDAAllocator) and value._allocator is current:
+                return f"{module_name}.{name}"
+    likely = [name for name in ("rmm", "cupy") if name in sys.modules]
+    return f"{backend!r}" + (
+        f", perhaps of {' or '.join(likely)}" if likely else " (registered with change_current_allocator)"
+    )
+
+
+def _warn_of_ignored_options() -> None:
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        text = os.environ.get(variable)
+        if text is None:
+            continue
+        ignored = [name for name in _IGNORED_TORCH_OPTIONS if name in text]
+        if ignored:
+            _log.warning("pyalloc does not use %s of %s", ", ".join(ignored), variable)
+        return  # torch reads the first that is set
+
+
+def describe_options() -> list[dict[str, Any]]:
+    """Every option with value, default, origin and help, for `pyalloc doctor`."""
+    arguments = _enabled.arguments if _enabled is not None else ""
+    return [vars(option) for option in config.options(_native.library(), arguments)]

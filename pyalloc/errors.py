@@ -1,0 +1,39 @@
+"""Every exception pyalloc raises. All derive from PyallocError, itself a RuntimeError, as torch's own errors are."""
+
+
+class PyallocError(RuntimeError):
+    """Base of all errors of this package."""
+
+
+class ConfigError(PyallocError, ValueError):
+    """Options that cannot be used; the message lists every one, with what was expected."""
+
+
+class LibraryError(PyallocError):
+    """libpyalloc.so is missing, cannot be loaded, or does not fit this package."""
+
+
+class DriverError(PyallocError):
+    """The NVIDIA driver is missing, too old, lacks virtual memory management, or refused a call."""
+
+
+class BridgeError(PyallocError):
+    """The torch bridge could not be compiled, loaded or installed."""
+
+
+class StateError(PyallocError):
+    """The call came at the wrong time: CUDA already in use, another allocator installed, another configuration in
+    force.
+    """
+
+
+class InvalidArgumentError(PyallocError, ValueError):
+    """A value passed to the allocator that it cannot accept."""
+
+
+class UnknownPointerError(PyallocError):
+    """An address that is not the start of a live block of pyalloc's."""
+
+
+class OutOfMemoryError(PyallocError, MemoryError):
+    """The allocator could not find the memory asked for (torch programs see torch.OutOfMemoryError instead)."""

@@ -1,0 +1,30 @@
+"""The core's statistics read directly, whatever way the allocator is registered."""
+
+from typing import Any
+
+from ._native import KINDS, library
+
+_HISTORY = ("current", "peak", "allocated", "freed")
+
+
+def device_stats(device: int = 0) -> dict[str, Any]:
+    """Statistics of one device, nested as torch.cuda.memory_stats_as_nested_dict nests them, with pyalloc's own
+    counters beside.
+
+    A group such as "allocated_bytes" is {"all" | "small_pool" | "large_pool": {"current" | "peak" | "allocated" |
+    "freed": int}}; a counter such as "stolen_granules" is an int. Sizes are in bytes. Raises InvalidArgumentError
+    for an unknown device and StateError before torch has initialised CUDA.
+    """
+    core = library()
+    raw = core.stats(device)
+    result: dict[str, Any] = {}
+    for field in core.stat_fields:
+        value = getattr(raw, field["name"])
+        if field["group"]:
+            result[field["name"]] = {
+                kind: {part: int(getattr(stat, part)) for part in _HISTORY}
+                for kind, stat in zip(KINDS, value, strict=True)
+            }
+        else:
+            result[field["name"]] = int(value)
+    return result
