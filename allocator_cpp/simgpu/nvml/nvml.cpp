@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "device_identity.h"
 #include "nvml/nvml_types.h"
 #include "simgpu.h"
 
@@ -72,12 +73,6 @@ Status list_processes(Device handle, unsigned* count, Process* out) {
     }
     return kSuccess;
   });
-}
-
-// The same identity the driver gives (cuDeviceGetUuid, cuDeviceGetPCIBusId).
-void write_uuid(int device, char* out, size_t capacity) {
-  std::snprintf(out, capacity, "GPU-%s", kUuidTemplate);
-  out[std::strlen(out) - 1] = static_cast<char>('0' + device);
 }
 
 }  // namespace
@@ -164,7 +159,7 @@ SIMGPU_NVML_API Status nvmlDeviceGetHandleByUUID(const char* uuid, Device* out) 
   if (uuid == nullptr) return kInvalidArgument;
   for (int device = 0; device < simgpu_device_count(); ++device) {
     char own[kUuidTextBytes];
-    write_uuid(device, own, sizeof own);
+    write_uuid_text(device, own);
     if (std::strcmp(own, uuid) == 0) return give_handle(device, out);
   }
   return kNotFound;
@@ -183,7 +178,7 @@ SIMGPU_NVML_API Status nvmlDeviceGetMinorNumber(Device handle, unsigned* minor) 
 SIMGPU_NVML_API Status nvmlDeviceGetUUID(Device handle, char* out, unsigned capacity) {
   return with_device(handle, [&](int device) {
     char own[kUuidTextBytes];
-    write_uuid(device, own, sizeof own);
+    write_uuid_text(device, own);
     return give_text(own, out, capacity);
   });
 }
@@ -205,8 +200,8 @@ SIMGPU_NVML_API Status nvmlDeviceGetPciInfo_v3(Device handle, PciInfo* out) {
 
 SIMGPU_NVML_API Status nvmlDeviceGetCudaComputeCapability(Device handle, int* major, int* minor) {
   return with_device(handle, [&](int) {
-    *major = 9;
-    *minor = 0;
+    *major = kComputeMajor;
+    *minor = kComputeMinor;
     return kSuccess;
   });
 }

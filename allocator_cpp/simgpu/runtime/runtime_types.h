@@ -123,7 +123,7 @@ struct DeviceProp {
   int multi_processor_count;
   int integrated;
   int can_map_host_memory;
-  int texture_and_surface_limits[37];  // maxTexture1D to maxSurfaceCubemapLayered: nothing here draws
+  int texture_and_surface_limits[39];  // maxTexture1D to maxSurfaceCubemapLayered: nothing here draws
   size_t surface_alignment;
   int concurrent_kernels;
   int ecc_enabled;

@@ -1,0 +1,107 @@
+"""Child processes run on the parent's simulated devices and share their memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from conftest import Run
+
+
+def test_spawned_child_shares_the_device(run_on_simgpu: Run, allocator: Mapping[str, str]) -> None:
+    run_on_simgpu(
+        """
+        import torch
+        import torch.multiprocessing as mp
+
+
+        def child(queue, done):
+            x = torch.arange(64 << 20, dtype=torch.uint8).cuda()
+            queue.put((torch.cuda.mem_get_info()[0], x.cpu()[:10].tolist()))
+            done.wait()
+
+
+        if __name__ == "__main__":
+            torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+            before = torch.cuda.mem_get_info()[0]
+            context = mp.get_context("spawn")
+            queue, done = context.Queue(), context.Event()
+            process = context.Process(target=child, args=(queue, done))
+            process.start()
+            seen, head = queue.get(timeout=120)
+            assert head == list(range(10))
+            assert torch.cuda.mem_get_info()[0] == seen <= before - (64 << 20), (before, seen)
+            done.set()
+            process.join()
+            assert process.exitcode == 0 and torch.cuda.mem_get_info()[0] == before
+        """,
+        memory="1GiB",
+        env=allocator,
+    )
+
+
+def test_tensor_sent_to_a_child(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        """
+        import torch
+        import torch.multiprocessing as mp
+
+
+        def child(receive, send):
+            x = receive.get(timeout=120)
+            send.put(x.cpu().sum().item())
+            x.copy_(torch.full((1000,), 3.0))
+            torch.cuda.synchronize()
+            send.put("written")
+            receive.get(timeout=120)
+
+
+        if __name__ == "__main__":
+            context = mp.get_context("spawn")
+            receive, send = context.Queue(), context.Queue()
+            process = context.Process(target=child, args=(receive, send))
+            process.start()
+            x = torch.ones(1000).cuda()
+            receive.put(x)
+            assert send.get(timeout=120) == 1000
+            assert send.get(timeout=120) == "written"
+            assert x.cpu().sum().item() == 3000, "the child writes into the same memory"
+            receive.put("done")
+            process.join()
+            assert process.exitcode == 0
+        """,
+    )
+
+
+TORCHRUN = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[rank])
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+x = torch.full((1000,), float(rank + 1))
+dist.all_reduce(x)
+assert x.tolist() == [3.0] * 1000
+assert torch.cuda.current_device() == rank and torch.cuda.device_count() == 2
+print("rank", rank, "done", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_over_gloo(run_on_simgpu: Run, allocator: Mapping[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "ddp.py"
+    program.write_text(TORCHRUN)
+    launch = tmp_path / "launch.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    launch.write_text(f"import subprocess, sys; sys.exit(subprocess.run({command!r}).returncode)")
+    done = run_on_simgpu(launch, devices=2, env=allocator)
+    assert "rank 0 done" in done.stdout
+    assert "rank 1 done" in done.stdout
