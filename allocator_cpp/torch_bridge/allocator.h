@@ -33,12 +33,11 @@ inline pyalloc_status free_block(void* pointer) {
 }
 
 // The deleter of every DataPtr of ours; torch compares it by address. It must not throw: a bad free is counted by the
-// core and told once.
+// core and told once. In the wrong state the process is going down, and there is nothing to tell.
 inline void delete_block(void* pointer) noexcept {
   try {
     const pyalloc_status status = free_block(pointer);
-    if (C10_LIKELY(status == PYALLOC_OK) || status == PYALLOC_WRONG_STATE)
-      return;  // wrong state: the process is going down
+    if (C10_LIKELY(status == PYALLOC_OK) || status == PYALLOC_WRONG_STATE) return;
     static std::atomic<bool> told{false};
     if (!told.exchange(true))
       log_line("a tensor's memory could not be freed (told once; see bad_frees)", core->last_error());
@@ -108,7 +107,9 @@ class Allocator final : public TorchAllocator {
     const c10::DeviceIndex device = current_device();
     return allocate_block(device, stream_of(stream, device), bytes);
   }
-  void raw_delete(void* pointer) override { check(free_block(pointer)); }
+  void raw_delete(void* pointer) override {
+    if (pointer != nullptr) check(free_block(pointer));
+  }
 
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
     if (data.get() == nullptr || data.get_deleter() != &delete_block) return;  // empty, or memory of someone else
@@ -166,9 +167,8 @@ class Allocator final : public TorchAllocator {
     // Only the default pool exists: any other has no segments.
     return pool == Pool{0, 0} ? take_snapshot(device_count_) : take_snapshot(0);
   }
-  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override {
-    return {};
-  }  // none of torch's kind
+  // Torch's kind of growing segment does not exist here.
+  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { return {}; }
   void attachOutOfMemoryObserver(Observer observer) override {
     observers.attach(observers.out_of_memory, std::move(observer));
   }

@@ -1,0 +1,96 @@
+"""`pyalloc`: help, exit codes, running programs as python does, and what doctor reads from torch's headers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyalloc import doctor
+from pyalloc.__main__ import main
+
+SHOW = "import sys, json; print(json.dumps([sys.argv, __name__, sys.path[0]]))"
+
+
+def run_target(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    code = f"from pyalloc.run import run_target; run_target({arguments!r})"
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["doctor", "--help"]])
+def test_help_shows_examples(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    assert "example" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["run"], ["run", "-m"], ["run", "--conf", "slack:1"]])
+def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_script_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "show.py"
+    script.write_text(SHOW)
+    done = run_target([str(script), "-x", "a b"], tmp_path)
+    assert done.stdout.strip() == f'[["{script}", "-x", "a b"], "__main__", "{script.parent}"]'
+
+
+def test_a_module_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(SHOW)
+    done = run_target(["-m", "shown", "--flag"], tmp_path)
+    assert done.stdout.strip() == f'[["{tmp_path / "shown.py"}", "--flag"], "__main__", ""]'
+
+
+def test_code_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
+    done = run_target(["-c", SHOW, "one"], tmp_path)
+    assert done.stdout.strip() == '[["-c", "one"], "__main__", ""]'
+
+
+def test_the_exit_code_is_the_program_s(tmp_path: Path) -> None:
+    assert run_target(["-c", "raise SystemExit(7)"], tmp_path).returncode == 7
+    failed = run_target(["-c", "1 / 0"], tmp_path)
+    assert failed.returncode == 1
+    assert "ZeroDivisionError" in failed.stderr
+
+
+def test_virtuals_are_read_from_headers(tmp_path: Path) -> None:
+    declarations = {
+        "c10/cuda/CUDACachingAllocator.h": """
+            class CUDAAllocator : public DeviceAllocator {
+             public:
+              virtual void* raw_alloc(size_t nbytes) = 0;
+              virtual int getUseCount(
+                  Index /*device*/,
+                  Id /*id*/) { return 1; }
+              // virtual void old(int);
+              void plain() const;
+              std::pair<int, int> info(Index d) override { return {}; }
+            };
+            class Other { virtual void not_ours(); };
+            """,
+        "c10/core/CachingDeviceAllocator.h": """
+            struct C10_API DeviceAllocator : public c10::Allocator {
+              ~DeviceAllocator() override;
+              virtual bool initialized() = 0;
+            };
+            """,
+        "c10/core/Allocator.h": """
+            struct C10_API Allocator {
+              virtual ~Allocator() = default;
+              virtual DeleterFnPtr raw_deleter() const { return nullptr; }
+            };
+            """,
+    }
+    for name, text in declarations.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(line[12:] for line in text.splitlines()))
+    assert doctor.torch_virtuals(tmp_path) == ["raw_alloc", "getUseCount", "initialized", "raw_deleter"]
