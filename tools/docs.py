@@ -97,7 +97,8 @@ def chart(report: dict[str, Any]) -> str:
         return " ".join(f"{x(row[0]):.1f},{y(row[column] / GIB):.1f}" for row in rows)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="13">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="{left}" y="22" font-size="15" fill="#1f2328">Device memory while serving '
         f"{report['pyalloc']['requests']} requests of a real trace (GiB)</text>",
