@@ -50,6 +50,8 @@ size_t pyalloc_driver_json(char* buffer, size_t capacity);
 /* Prepares device_count device heaps. No context is created before a device's first allocation. Repeating it is harmless. */
 pyalloc_status pyalloc_init(int device_count);
 int pyalloc_device_count(void); /* 0 before pyalloc_init */
+/* Closes every device heap and returns all memory; blocks still live become invalid. For tests and embedders; pyalloc_init may follow. */
+pyalloc_status pyalloc_shutdown(void);
 
 /* --- blocks --- */
 /* A block of at least `bytes`, aligned to 512 B, for use on `stream`. bytes 0 gives a null pointer and PYALLOC_OK. */

@@ -8,7 +8,9 @@ namespace pyalloc {
 
 class ContextScope {
  public:
-  explicit ContextScope(cuda::Context context) {
+  // `needed` false: does nothing, for paths that reach the driver only sometimes.
+  explicit ContextScope(cuda::Context context, bool needed = true) {
+    if (!needed) return;
     cuda::Context current = nullptr;
     if (context != nullptr && (driver().context_current(&current) != cuda::kSuccess || current != context)) {
       pushed_ = driver().context_push(context) == cuda::kSuccess;

@@ -54,18 +54,22 @@ void resolve_once(Resolved& to) {
 #define DRIVER_CALL(field, symbol, version, arguments)                                      \
   table.field = reinterpret_cast<decltype(table.field)>(find_symbol(library, get, #symbol, version)); \
   if (table.field == nullptr) to.facts.missing += to.facts.missing.empty() ? #symbol : " " #symbol;
+#define OPTIONAL_CALL(field, symbol, version, arguments) table.field = reinterpret_cast<decltype(table.field)>(find_symbol(library, get, #symbol, version));
 #define ORACLE_CALL(field, symbol, arguments)
 #include "driver/driver_calls.def"
 #undef DRIVER_CALL
+#undef OPTIONAL_CALL
 #undef ORACLE_CALL
 
   auto oracle_enabled = reinterpret_cast<int (*)()>(::dlsym(library, "simgpu_oracle_enabled"));
   to.facts.simulated = oracle_enabled != nullptr;
   if (oracle_enabled != nullptr && oracle_enabled() != 0) {
 #define DRIVER_CALL(field, symbol, version, arguments)
+#define OPTIONAL_CALL(field, symbol, version, arguments)
 #define ORACLE_CALL(field, symbol, arguments) table.field = reinterpret_cast<decltype(table.field)>(::dlsym(library, #symbol));
 #include "driver/driver_calls.def"
 #undef DRIVER_CALL
+#undef OPTIONAL_CALL
 #undef ORACLE_CALL
   }
 

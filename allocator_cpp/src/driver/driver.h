@@ -11,9 +11,11 @@ namespace pyalloc {
 namespace cuda {
 struct DriverTable {
 #define DRIVER_CALL(field, symbol, version, arguments) Result(*field) arguments = nullptr;
+#define OPTIONAL_CALL DRIVER_CALL
 #define ORACLE_CALL(field, symbol, arguments) void(*field) arguments = nullptr;
 #include "driver/driver_calls.def"
 #undef DRIVER_CALL
+#undef OPTIONAL_CALL
 #undef ORACLE_CALL
 };
 }  // namespace cuda

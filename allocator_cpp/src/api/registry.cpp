@@ -1,0 +1,182 @@
+#include "api/registry.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/log.h"
+#include "driver/driver.h"
+
+namespace pyalloc {
+
+Registry& Registry::instance() {
+  static Registry* one = new Registry;
+  return *one;
+}
+
+Registry::Registry() {
+  std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
+  pthread_atfork(nullptr, nullptr, &Registry::after_fork_in_child);
+  std::atexit(&Registry::at_exit);
+}
+
+void Registry::after_fork_in_child() {
+  Registry& one = instance();
+  one.state_.store(State::kForked);
+  one.maintenance_->forget_after_fork();
+  for (std::atomic<DeviceHeap*>& heap : one.heaps_) heap.store(nullptr);  // left as it is: its locks may be held by threads that are gone
+}
+
+void Registry::at_exit() {
+  Registry& one = instance();
+  State alive = State::kAlive;
+  if (one.state_.compare_exchange_strong(alive, State::kExiting)) one.maintenance_->stop();
+}
+
+Status Registry::usable() const {
+  switch (state_.load(std::memory_order_relaxed)) {
+    case State::kAlive:
+      return kOk;
+    case State::kForked:
+      return fail(PYALLOC_WRONG_STATE, "this process was forked after pyalloc used CUDA, which does not survive a fork; start it with the spawn method instead");
+    default:
+      return fail(PYALLOC_WRONG_STATE, "the process is exiting");
+  }
+}
+
+void Registry::configure_from_environment() {
+  configured_ = true;
+  const char* text = std::getenv("PYALLOC_CONF");
+  if (text != nullptr && config_.set(text, "environment") != kOk) log_line("PYALLOC_CONF is ignored:\n%s", last_error());
+}
+
+Status Registry::configure(const char* text, const char* origin) {
+  Status status = usable();
+  if (status != kOk) return status;
+  Lock lock(mutex_);
+  if (!open_heaps().empty()) return fail(PYALLOC_WRONG_STATE, "pyalloc is in use; its configuration is fixed from the first allocation on");
+  if (text == nullptr) {
+    text = std::getenv("PYALLOC_CONF");
+    origin = "environment";
+  }
+  status = config_.set(text != nullptr ? text : "", origin != nullptr ? origin : "argument");
+  if (status == kOk) configured_ = true;
+  return status;
+}
+
+std::string Registry::config_json() {
+  Lock lock(mutex_);
+  if (!configured_) configure_from_environment();
+  return config_.json();
+}
+
+Status Registry::init(int count) {
+  Status status = usable();
+  if (status != kOk) return status;
+  if (count < 0 || count > kMostDevices) return fail(PYALLOC_INVALID_ARGUMENT, "%d devices; expected 0 to %d", count, kMostDevices);
+  status = resolve_driver();
+  if (status != kOk) return status;
+  Lock lock(mutex_);
+  if (!configured_) configure_from_environment();
+  device_count_.store(count, std::memory_order_release);
+  return kOk;
+}
+
+Status Registry::check_device(int device) const {
+  int count = device_count();
+  int end = count > 0 ? count : kMostDevices;  // plain registration may come without init
+  return device >= 0 && device < end ? kOk : fail(PYALLOC_INVALID_ARGUMENT, "device %d; expected 0 to %d", device, end - 1);
+}
+
+DeviceHeap* Registry::heap(int device, Status& status) {
+  if (DeviceHeap* open = open_heap(device)) {
+    status = dead() ? usable() : kOk;
+    return status == kOk ? open : nullptr;
+  }
+  status = usable();
+  if (status == kOk) status = check_device(device);
+  if (status == kOk) status = open(device);
+  return status == kOk ? open_heap(device) : nullptr;
+}
+
+Status Registry::open(int device) {
+  Status status = resolve_driver();
+  if (status != kOk) return status;
+  bool first = false;
+  {
+    Lock lock(mutex_);
+    if (heaps_[device].load() != nullptr) return kOk;
+    if (!configured_) configure_from_environment();
+    const Options& options = config_.options();
+    HeapOptions heap_options;
+    heap_options.slack = options.slack;
+    heap_options.limit = limits_[device] != 0 ? limits_[device] : options.limit;
+    heap_options.memory_fraction = fractions_[device] >= 0 ? fractions_[device] : options.memory_fraction;
+    heap_options.cross_stream_wait = options.cross_stream_wait;
+    heap_options.guard = options.guard;
+    heap_options.caching = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr;
+    heap_options.check = options.check == "off" ? Check::kOff : options.check == "full" ? Check::kFull : Check::kCheap;
+    std::unique_ptr<DeviceHeap> opened;
+    status = DeviceHeap::open(device, heap_options, opened);
+    if (status != kOk) return status;
+    heaps_[device].store(opened.release(), std::memory_order_release);
+    first = options.maintenance;
+  }
+  if (first) maintenance_->start([this] { return open_heaps(); }, decay_ms());
+  return kOk;
+}
+
+std::vector<DeviceHeap*> Registry::open_heaps() const {
+  std::vector<DeviceHeap*> open;
+  for (const std::atomic<DeviceHeap*>& heap : heaps_)
+    if (DeviceHeap* one = heap.load(std::memory_order_acquire)) open.push_back(one);
+  return open;
+}
+
+Status Registry::set_fraction(int device, double fraction) {
+  Status status = check_device(device);
+  if (status != kOk) return status;
+  if (!(fraction >= 0.0 && fraction <= 1.0)) return fail(PYALLOC_INVALID_ARGUMENT, "memory fraction %g; expected 0 to 1", fraction);
+  Lock lock(mutex_);
+  fractions_[device] = fraction;
+  DeviceHeap* open = open_heap(device);
+  return open != nullptr ? open->set_fraction(fraction) : kOk;
+}
+
+Status Registry::get_fraction(int device, double& fraction) {
+  Status status = check_device(device);
+  if (status != kOk) return status;
+  Lock lock(mutex_);
+  if (!configured_) configure_from_environment();
+  DeviceHeap* open = open_heap(device);
+  fraction = open != nullptr ? open->fraction() : fractions_[device] >= 0 ? fractions_[device] : config_.options().memory_fraction;
+  return kOk;
+}
+
+Status Registry::set_limit(int device, uint64_t bytes) {
+  Status status = check_device(device);
+  if (status != kOk) return status;
+  Lock lock(mutex_);
+  limits_[device] = bytes;
+  if (DeviceHeap* open = open_heap(device)) open->set_limit(bytes);
+  return kOk;
+}
+
+Status Registry::shutdown() {
+  Status status = usable();
+  if (status != kOk) return status;
+  maintenance_->stop();
+  Lock lock(mutex_);
+  maintenance_ = std::make_unique<Maintenance>();
+  ladder_ = std::make_unique<Ladder>();
+  for (std::atomic<DeviceHeap*>& heap : heaps_) delete heap.exchange(nullptr);
+  std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
+  std::fill(std::begin(limits_), std::end(limits_), uint64_t{0});
+  configured_ = false;
+  config_ = Config{};
+  device_count_.store(0);
+  return kOk;
+}
+
+}  // namespace pyalloc

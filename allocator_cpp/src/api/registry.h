@@ -1,0 +1,72 @@
+// The process's one global: configuration, device heaps, the ladder and the maintenance thread. Made on first use and never destroyed, since
+// frees may arrive while the process goes down.
+//
+// fork: the child drops everything without a driver call, as CUDA contexts do not survive either; there every call but a free is refused.
+// exit: from the atexit handler on no driver call is made; frees are ignored and the operating system reclaims.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "api/config.h"
+#include "base/ranked_mutex.h"
+#include "heap/device_heap.h"
+#include "reclaim/ladder.h"
+#include "reclaim/maintenance.h"
+
+namespace pyalloc {
+
+constexpr int kMostDevices = 64;
+
+class Registry {
+ public:
+  static Registry& instance();
+
+  Status configure(const char* text, const char* origin);
+  std::string config_json();
+
+  Status init(int device_count);
+  int device_count() const { return device_count_.load(std::memory_order_acquire); }
+
+  // The heap of `device`, opened on first use; null with the reason in last_error() and `status`.
+  DeviceHeap* heap(int device, Status& status);
+  // The heap if it is open, else null.
+  DeviceHeap* open_heap(int device) const { return device >= 0 && device < kMostDevices ? heaps_[device].load(std::memory_order_acquire) : nullptr; }
+  std::vector<DeviceHeap*> open_heaps() const;
+
+  Ladder& ladder() { return *ladder_; }
+  // Why nothing may be done now (forked child, exiting), or kOk.
+  Status usable() const;
+  bool dead() const { return state_.load(std::memory_order_relaxed) != State::kAlive; }
+
+  Status set_fraction(int device, double fraction);
+  Status get_fraction(int device, double& fraction);
+  Status set_limit(int device, uint64_t bytes);
+  Status check_device(int device) const;
+  int64_t decay_ms() const { return config_.options().decay; }
+
+  // Closes every heap and returns all memory; blocks still live become invalid. init() may follow.
+  Status shutdown();
+
+ private:
+  enum class State { kAlive, kForked, kExiting };
+
+  Registry();
+  void configure_from_environment();
+  Status open(int device);
+  static void after_fork_in_child();
+  static void at_exit();
+
+  RankedMutex mutex_{Rank::kRegistry};
+  Config config_;
+  bool configured_ = false;
+  std::atomic<DeviceHeap*> heaps_[kMostDevices] = {};
+  double fractions_[kMostDevices];  // set before the heap was open; below 0: not set
+  uint64_t limits_[kMostDevices] = {};
+  std::atomic<int> device_count_{0};
+  std::atomic<State> state_{State::kAlive};
+  std::unique_ptr<Ladder> ladder_ = std::make_unique<Ladder>();
+  std::unique_ptr<Maintenance> maintenance_ = std::make_unique<Maintenance>();
+};
+
+}  // namespace pyalloc

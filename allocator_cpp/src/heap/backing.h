@@ -1,0 +1,111 @@
+// Which physical memory stands behind which addresses: the policy between the extents (addresses) and the granules (memory).
+//
+// A slot is backed while a live block touches it; when the last one goes the granule stays mapped, idle, and may later be
+//   - used again in place, when a block is put there: no driver call;
+//   - stolen: mapped at the address that needs it; the old mapping goes on the stale list and is undone off the allocation path,
+//     once the last use at the old address is finished;
+//   - given back to the driver, by trim or decay.
+// Missing memory is found in this order: shelf, creating below the budget, stealing the longest idle, creating up to the limit.
+// The budget is the recent high-water of live bytes plus slack; the limit is what the user set.
+//
+// Order of use: a granule remembers which streams freed memory in it (`users`) and, after a steal, which streams' uses at its old address may
+// not be finished (`inherited`). Whoever gets a granule is ordered after both, by completed events or by GPU-side waits.
+// Guarded by the heap's lock, with the context current.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "facts/block_counters.h"
+#include "stream/stream_clocks.h"
+#include "vm/address_space.h"
+#include "vm/granules.h"
+#include "vm/mapping.h"
+
+namespace pyalloc {
+
+struct BackingPolicy {
+  double slack = 0.03;
+  bool cross_stream_wait = true;
+  uint64_t limit_bytes = 0;  // 0: none
+  double fraction = 1.0;
+  uint64_t device_total = 0;
+};
+
+class Backing {
+ public:
+  // What a placement would cost: granules to be found, and idle granules it would use up. waits: other streams may have to be waited for.
+  // impossible: a slot is stale, or its memory is in use on a stream that `stream` cannot be ordered after.
+  struct Cost {
+    int64_t missing = 0, idle = 0;
+    bool impossible = false, waits = false;
+    int64_t score() const { return impossible ? INT64_MAX : 4 * missing + idle; }
+  };
+
+  Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks, Counters& counters);
+
+  BackingPolicy& policy() { return policy_; }
+  Granules& granules() { return granules_; }
+  const Granules& granules() const { return granules_; }
+  uint64_t device_total() const { return policy_.device_total; }
+  void add_space(AddressSpace& space) { spaces_.push_back(&space); }
+
+  Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;
+  bool affordable(int64_t missing) const;  // without stealing: shelf, and creating below the budget
+
+  // Puts memory behind [offset, offset + bytes) of `space` for use on `stream`. All or nothing.
+  Status commit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream);
+  // The block there is gone; `user` freed it at `position`.
+  void uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex user, uint64_t position);
+
+  // Unmaps stale mappings whose last use is finished; at most `most`. Returns how many are left. With `wait`, waits on the host for the streams.
+  size_t undo_stale(size_t most, bool wait);
+  // Gives idle granules that were idle before `idle_before_ms`, and the shelf, back to the driver. Returns the bytes.
+  uint64_t give_back(int64_t idle_before_ms, size_t most);
+  // Lets device `peer` use every mapping, those that stand and those to come.
+  Status add_peer(int peer);
+  size_t stale_mappings() const { return stale_.size(); }
+  bool has_stale() const { return !stale_.empty(); }
+  // Idle granules may be given back only when their streams are done: asks every stream.
+  void poll_streams();
+
+  bool refused_by_limit() const { return refused_by_limit_; }  // of the last failed commit
+  uint64_t limit_bytes() const;
+  // Unmaps and releases everything (the heap is closing and nothing uses it).
+  void close();
+  bool validate(std::string& reason) const;
+
+ private:
+  enum class Origin : uint8_t { kShelf, kCreated, kStolen };
+  struct Found {
+    Placement placement;
+    Origin origin;
+  };
+  struct Stale {
+    AddressSpace* space;
+    uint32_t slot;
+    uint64_t users, stamp;
+  };
+
+  int64_t budget_granules() const;
+  bool finished(uint64_t users, uint64_t stamp) const;
+  bool order_after(StreamIndex stream, uint64_t users, uint64_t stamp);
+  bool could_order(StreamIndex stream, uint64_t users, uint64_t stamp) const;
+  Status find(const std::vector<uint32_t>& missing, StreamIndex stream, std::vector<Found>& found);
+  HandleId steal(StreamIndex stream, HandleId& next);
+  void put_back(const std::vector<Found>& found);
+  void adopt(AddressSpace& space, const std::vector<Found>& found);
+  void release_touch(AddressSpace& space, uint32_t first, uint32_t last);
+
+  StreamClocks& clocks_;
+  const BlockCounters& blocks_;
+  Counters& counters_;
+  BackingPolicy policy_;
+  Granules granules_;
+  std::vector<AddressSpace*> spaces_;  // by id
+  std::vector<cuda::AccessDesc> access_;  // every device that may use our mappings: the own one first
+  std::vector<Stale> stale_;
+  bool refused_by_limit_ = false;
+};
+
+}  // namespace pyalloc

@@ -1,0 +1,124 @@
+// What the ladder, empty_cache and the maintenance thread ask of a heap (device_heap.h, "rungs and chores").
+#include <algorithm>
+
+#include "base/clock.h"
+#include "driver/context_scope.h"
+#include "heap/device_heap.h"
+
+namespace pyalloc {
+
+void DeviceHeap::release_empty_slabs() {
+  std::vector<Lane*> lanes;
+  {
+    Lock making(lanes_mutex_);
+    for (Lane& lane : lanes_) lanes.push_back(&lane);
+  }
+  for (Lane* lane : lanes) lane->release_empty_slabs();
+}
+
+// Holds the heap's lock while it waits: whoever asks is about to report out-of-memory, and everyone else would be next.
+bool DeviceHeap::wait_for_events() {
+  bool moved = false;
+  {
+    Lock lock(mutex_);
+    ContextScope scope(context_);
+    for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
+      uint64_t before = clocks_.done(stream);
+      clocks_.synchronize(stream);
+      moved |= clocks_.done(stream) > before;
+    }
+    backing_.undo_stale(SIZE_MAX, false);
+  }
+  return poll_pending() || moved;
+}
+
+Status DeviceHeap::synchronize_context() {
+  uint64_t position = 0;
+  {
+    Lock lock(mutex_);
+    position = clocks_.position();
+  }
+  {
+    ContextScope scope(context_);
+    cuda::Result result = driver().context_synchronize();
+    count(counters_.num_sync_all_streams);
+    if (result != cuda::kSuccess) return driver_failure("cuCtxSynchronize", result, "waiting for the device");
+  }
+  {
+    Lock lock(mutex_);
+    clocks_.all_done(position);
+  }
+  poll_pending();
+  return kOk;
+}
+
+uint64_t DeviceHeap::trim() {
+  if (!caching_) return 0;
+  poll_pending();
+  release_empty_slabs();
+  Lock lock(mutex_);
+  ContextScope scope(context_);
+  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) clocks_.synchronize(stream);
+  backing_.undo_stale(SIZE_MAX, false);
+  uint64_t given = backing_.give_back(INT64_MAX, SIZE_MAX);
+  observe();
+  self_check();
+  return given;
+}
+
+size_t DeviceHeap::undo_stale(size_t most) {
+  Lock lock(mutex_);
+  if (!backing_.has_stale()) return 0;
+  ContextScope scope(context_);
+  size_t left = backing_.undo_stale(most, false);
+  observe();
+  return left;
+}
+
+uint64_t DeviceHeap::decay(int64_t idle_before_ms, size_t most) {
+  block_counters_.decay_high_water();
+  Lock lock(mutex_);
+  if (!caching_ || (backing_.granules().idle() == 0 && backing_.granules().on_shelf() == 0)) return 0;
+  ContextScope scope(context_);
+  backing_.poll_streams();
+  uint64_t given = backing_.give_back(idle_before_ms, most);
+  observe();
+  return given;
+}
+
+bool DeviceHeap::has_chores() {
+  Lock lock(mutex_);
+  return backing_.has_stale();
+}
+
+Status DeviceHeap::set_fraction(double fraction) {
+  if (!(fraction >= 0.0 && fraction <= 1.0)) return fail(PYALLOC_INVALID_ARGUMENT, "memory fraction %g; expected 0 to 1", fraction);
+  Lock lock(mutex_);
+  backing_.policy().fraction = fraction;
+  fraction_.store(fraction, std::memory_order_relaxed);
+  return kOk;
+}
+
+void DeviceHeap::set_limit(uint64_t bytes) {
+  Lock lock(mutex_);
+  backing_.policy().limit_bytes = bytes;
+}
+
+uint64_t DeviceHeap::limit_bytes() {
+  Lock lock(mutex_);
+  return backing_.limit_bytes();
+}
+
+uint64_t DeviceHeap::driver_free_bytes() {
+  ContextScope scope(context_);
+  size_t free = 0, total = 0;
+  return driver().memory_info(&free, &total) == cuda::kSuccess ? free : 0;
+}
+
+Status DeviceHeap::enable_peer(int peer) {
+  Lock lock(mutex_);
+  ContextScope scope(context_);
+  return backing_.add_peer(peer);
+}
+
+}  // namespace pyalloc

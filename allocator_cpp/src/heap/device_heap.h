@@ -1,0 +1,192 @@
+// One device's heap: the general pool's two spaces, a lane for each stream, the streams' clocks and the memory behind it all.
+//
+// allocate() tries once and never waits on the host: the ladder (reclaim/ladder.h) is what climbs further. Small blocks go to their
+// stream's lane; larger ones are extents found here:
+//   1 own or clean ranges that need no granule       no driver call
+//   2 the same once other streams' finished ranges have become clean
+//   3 own or clean ranges, granules from the shelf or created below the budget
+//   4 another stream's range, after a wait on the GPU
+//   5 own or clean ranges with stolen granules, then granules created up to the limit
+//
+// Locks: a lane's before the heap's. Public calls are made with none held unless they say otherwise.
+#pragma once
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "driver/driver.h"
+#include "facts/block_counters.h"
+#include "facts/counters.h"
+#include "heap/backing.h"
+#include "heap/lane.h"
+#include "heap/space.h"
+#include "stream/stream_clocks.h"
+
+namespace pyalloc {
+
+enum class Check { kOff, kCheap, kFull };
+
+struct HeapOptions {
+  double slack = 0.03;
+  uint64_t limit = 0;
+  double memory_fraction = 1.0;
+  bool cross_stream_wait = true;
+  bool guard = false;
+  bool caching = true;  // off: PYTORCH_NO_CUDA_MEMORY_CACHING
+  Check check = Check::kCheap;
+};
+
+class DeviceHeap {
+ public:
+  // Opens device `ordinal`: its primary context, two reservations; no memory yet.
+  static Status open(int ordinal, const HeapOptions& options, std::unique_ptr<DeviceHeap>& heap);
+  ~DeviceHeap();
+
+  int device() const { return device_; }
+  uint64_t total_bytes() const { return backing_.device_total(); }
+  Counters& counters() { return counters_; }
+
+  // One try. PYALLOC_OUT_OF_MEMORY when this heap cannot serve it now without waiting on the host.
+  Status allocate(cuda::Stream stream, bool owned, size_t bytes, void** pointer);
+  Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed);
+  Status record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned);
+  Status find_block(Space& space, uint64_t address, pyalloc_block_info& info);
+  // Blocks straight from cuMemAlloc (caching off) have no space. False when the address is not one.
+  bool deallocate_direct(uint64_t address, pyalloc_freed* freed, Status& status);
+
+  // Rungs and chores; each says what it achieved.
+  bool poll_pending();                 // frees whose events are complete; true when some were
+  void release_empty_slabs();
+  bool wait_for_events();              // host waits for every stream's frees; true when something became free
+  Status synchronize_context();        // then everything freed before is finished
+  uint64_t trim();                     // all idle memory to the driver, waiting for its streams; bytes
+  size_t undo_stale(size_t most);      // old mappings that are due; returns how many are left
+  uint64_t decay(int64_t idle_before_ms, size_t most);
+  bool has_chores();
+
+  Status set_fraction(double fraction);
+  double fraction() const { return fraction_.load(std::memory_order_relaxed); }
+  void set_limit(uint64_t bytes);
+  Status enable_peer(int peer);
+
+  void get_stats(pyalloc_device_stats& stats);
+  void reset_peak_stats();
+  void reset_accumulated_stats();
+  uint64_t largest_free();
+  bool refused_by_limit() const { return refused_by_limit_.load(std::memory_order_relaxed); }
+  uint64_t limit_bytes();
+  uint64_t driver_free_bytes();
+  bool validate(std::string& reason);
+
+  // Calls `visit(space)` for each space with every lane's and the heap's lock held; for the view.
+  template <class Visit>
+  void with_everything_locked(Visit&& visit);
+  cuda::Stream stream_of(StreamIndex index) const { return clocks_.stream(index); }
+  // After fork: forgets everything without a driver call.
+  void abandon();
+
+  // --- for lanes, called with the lane's lock held ---
+  Status take_slab(Lane& lane, int size_class_index, Slab*& slab);
+  void give_slab(Slab& slab);
+  void slot_pending(Slab& slab, unsigned slot);
+  Status bad_free(uint64_t address);
+  void note_alloc(uint64_t address, size_t bytes, cuda::Stream stream) const {
+    if (oracle_) driver().oracle_alloc(address, bytes, stream);
+  }
+  void note_free(uint64_t address, size_t bytes, cuda::Stream stream) const {
+    if (oracle_) driver().oracle_free(address, bytes, stream);
+  }
+
+ private:
+  struct Choice {
+    NodeId range = kNoNode;
+    uint32_t start = 0;
+    Backing::Cost cost;
+    int64_t score() const { return range == kNoNode ? INT64_MAX : cost.score(); }
+  };
+  struct PendingFree {
+    Space* space = nullptr;  // an extent, or
+    NodeId range = kNoNode;
+    Slab* slab = nullptr;  // a slot of a slab
+    unsigned slot = 0;
+    Kind kind = kSmall;
+    int64_t bytes = 0;
+    std::vector<std::pair<StreamIndex, uint64_t>> waits;
+  };
+  struct Direct {
+    size_t requested, bytes;
+    cuda::Stream stream;
+  };
+  struct SpaceHistory {
+    History segments, reserved, free_ranges;
+  };
+
+  DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context context, size_t granule_bytes, uint64_t total);
+  Status reserve_spaces();
+
+  Lane* lane_of(cuda::Stream stream, bool owned);  // null: too many streams
+  Status allocate_extent(Lane& lane, size_t bytes, void** pointer);
+  Status allocate_direct(cuda::Stream stream, size_t bytes, void** pointer);
+  Status deallocate_extent(Space& space, uint64_t address, pyalloc_freed* freed);
+
+  // placement.cpp; with the heap's lock held
+  Status place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed);
+  void consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner, Choice& choice);
+  void consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
+  Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed);
+  bool clean_finished(Space& space);
+  void release_extent(Space& space, NodeId id, StreamIndex user, uint64_t position);
+
+  uint64_t block_address(const Space& space, const Range& range) const;
+  size_t block_bytes(const Range& range) const;
+  size_t committed_bytes(const Range& range) const;
+  std::vector<std::pair<StreamIndex, uint64_t>> stamp_recorded(uint64_t address, size_t bytes);
+  void observe();
+  size_t metadata_bytes() const;
+  void self_check();
+
+  const int device_;
+  const cuda::Context context_;
+  const size_t granule_bytes_;
+  const bool oracle_, guard_, caching_;
+  const Check check_;
+
+  RankedMutex mutex_{Rank::kHeap};
+  Counters counters_;
+  BlockCounters block_counters_{mutex_};
+  StreamClocks clocks_{counters_};
+  Backing backing_;
+  Space fine_, coarse_;
+  std::deque<Lane> lanes_;
+  std::vector<Lane*> lanes_by_stream_;
+  RankedMutex lanes_mutex_{Rank::kMaintenance};  // for making lanes
+  std::deque<Slab> slabs_;
+  Slab* unused_slabs_ = nullptr;
+  std::unordered_map<uint64_t, std::vector<StreamIndex>> recorded_;  // by address, streams of record_stream
+  std::vector<PendingFree> pending_;
+  std::atomic<size_t> pending_count_{0};
+  std::unordered_map<uint64_t, Direct> direct_;
+  uint64_t direct_bytes_ = 0;
+  std::atomic<size_t> direct_count_{0};
+  SpaceHistory history_[kKinds + 1];
+  History inactive_bytes_[kKinds + 1];
+  std::atomic<double> fraction_;
+  std::atomic<bool> refused_by_limit_{false};
+  const uint64_t serial_;  // tells a thread's cached lane of a closed heap from ours
+};
+
+template <class Visit>
+void DeviceHeap::with_everything_locked(Visit&& visit) {
+  Lock making(lanes_mutex_);
+  for (Lane& lane : lanes_) lane.mutex().lock();
+  mutex_.lock();
+  visit(fine_);
+  visit(coarse_);
+  mutex_.unlock();
+  for (Lane& lane : lanes_) lane.mutex().unlock();
+}
+
+}  // namespace pyalloc

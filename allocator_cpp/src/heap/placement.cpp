@@ -1,0 +1,129 @@
+// Where an extent goes: the search over free ranges, and the order of reuse (device_heap.h).
+#include <algorithm>
+
+#include "base/bits.h"
+#include "driver/context_scope.h"
+#include "heap/device_heap.h"
+
+namespace pyalloc {
+namespace {
+
+// Candidates looked at per owner: fewer for large requests, so that a search looks at about this many slots.
+constexpr int kSlotBudget = 8192, kMostCandidates = 32, kFewestCandidates = 4;
+
+}  // namespace
+
+void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice) {
+  const Range& range = space.extents().range(id);
+  auto low = static_cast<uint32_t>(align_up(range.start, alignment));
+  uint64_t end = uint64_t{range.start} + range.length;
+  if (low + uint64_t{units} > end) return;
+  auto high = static_cast<uint32_t>(align_down(end - units, alignment));
+  bool fresh_end = id == space.extents().last();  // only its low end: the space grows from there
+  for (uint32_t start : {low, high}) {
+    Backing::Cost cost = backing_.cost(space.memory(), uint64_t{start} * kUnit, uint64_t{units} * kUnit, stream);
+    if (!cost.impossible && cost.score() < choice.score()) choice = {id, start, cost};
+    if (low == high || fresh_end) break;
+  }
+}
+
+void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner, Choice& choice) {
+  auto slots = static_cast<int>(uint64_t{units} * kUnit / granule_bytes_) + 1;
+  int limit = std::clamp(kSlotBudget / slots, kFewestCandidates, kMostCandidates);
+  space.extents().fitting(owner, units, limit, [&](NodeId id) {
+    consider_range(space, id, units, alignment, stream, choice);
+    return choice.score() != 0;
+  });
+}
+
+// Takes the range and puts memory behind it; on failure the range is as it was.
+Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed) {
+  uint16_t owner = space.extents().range(choice.range).owner;
+  uint64_t stamp = space.extents().range(choice.range).stamp;
+  placed = space.extents().take(choice.range, choice.start, units, state, stream, requested);
+  const Range& range = space.extents().range(placed);
+  Status status = backing_.commit(space.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), stream);
+  if (status != kOk) {
+    space.extents().give(placed, owner, stamp);
+    placed = kNoNode;
+    refused_by_limit_.store(backing_.refused_by_limit(), std::memory_order_relaxed);
+  }
+  return status;
+}
+
+// Finished ranges of every stream become clean. True when another stream owns free ranges still.
+bool DeviceHeap::clean_finished(Space& space) {
+  bool others = false;
+  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
+    if (!space.extents().has_free(stream)) continue;
+    clocks_.poll(stream);
+    space.extents().clean(stream, clocks_.done(stream));
+    others |= space.extents().has_free(stream);
+  }
+  return others;
+}
+
+Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed) {
+  Extents& extents = space.extents();
+  Choice choice;
+  auto consider_own = [&] {
+    choice = Choice{};
+    consider(space, units, alignment, stream, stream, choice);
+    if (choice.score() != 0) consider(space, units, alignment, stream, kClean, choice);
+    NodeId fresh = extents.last();
+    if (choice.score() != 0 && extents.range(fresh).state == RangeState::kFree && extents.range(fresh).owner == kClean) consider_range(space, fresh, units, alignment, stream, choice);
+  };
+  if (!guard_) {
+    consider_own();
+    if (choice.range != kNoNode && choice.cost.missing == 0 && !choice.cost.waits) return put(space, choice, units, stream, state, requested, placed);
+  }
+
+  ContextScope context(context_);
+  bool others = false;
+  for (StreamIndex other = 1; other < clocks_.end(); ++other) others |= other != stream && extents.has_free(other);
+  if (others) {
+    others = clean_finished(space);
+    if (!guard_) consider_own();
+  }
+  if (guard_) {  // fresh addresses first, so that an address freed lately faults
+    NodeId fresh = extents.last();
+    if (extents.range(fresh).state == RangeState::kFree) consider_range(space, fresh, units, alignment, stream, choice);
+    if (choice.range == kNoNode) consider_own();
+  }
+  if (choice.range != kNoNode && (choice.cost.missing == 0 || backing_.affordable(choice.cost.missing))) {
+    Status status = put(space, choice, units, stream, state, requested, placed);
+    if (status != PYALLOC_OUT_OF_MEMORY) return status;
+  }
+  if (others && backing_.policy().cross_stream_wait) {
+    Choice foreign;
+    for (StreamIndex other = 1; other < clocks_.end(); ++other) {
+      if (other != stream && extents.has_free(other)) consider(space, units, alignment, stream, other, foreign);
+    }
+    if (foreign.score() < choice.score()) {
+      const Range& range = extents.range(foreign.range);
+      if (clocks_.wait(stream, range.owner, range.stamp)) {
+        Status status = put(space, foreign, units, stream, state, requested, placed);
+        if (status != PYALLOC_OUT_OF_MEMORY) return status;
+      }
+    }
+  }
+  if (choice.range == kNoNode) {
+    backing_.undo_stale(SIZE_MAX, false);
+    consider_own();
+    if (choice.range == kNoNode) {
+      return fail(PYALLOC_OUT_OF_MEMORY, "the pool's %llu GiB of addresses are used up", static_cast<unsigned long long>(space.memory().bytes() / kGiB));
+    }
+  }
+  // Granules are stolen only when their streams are known to be done, or can be waited for.
+  if (backing_.granules().idle() > 0) backing_.poll_streams();
+  return put(space, choice, units, stream, state, requested, placed);
+}
+
+// The extent's block is gone and every other stream that used it is finished.
+void DeviceHeap::release_extent(Space& space, NodeId id, StreamIndex user, uint64_t position) {
+  const Range& range = space.extents().range(id);
+  backing_.uncommit(space.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), user, position);
+  space.extents().give(id, user, position);
+}
+
+}  // namespace pyalloc

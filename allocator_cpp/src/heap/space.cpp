@@ -1,0 +1,54 @@
+#include "heap/space.h"
+
+namespace pyalloc {
+
+Status Space::create(uint64_t bytes, uint64_t least) {
+  Status status = memory_.reserve(bytes, least);
+  if (status != kOk) return status;
+  extents_ = std::make_unique<Extents>(static_cast<uint32_t>(memory_.bytes() / kUnit));
+  size_t cells = memory_.bytes() / cell_bytes();
+  if (!cells_.create(cells) || (!coarse_ && !slabs_.create(cells))) {
+    memory_.free_reservation();
+    return fail(PYALLOC_OUT_OF_MEMORY, "the host has no address space left for the books of a pool");
+  }
+  return kOk;
+}
+
+void Space::set_slab(const Range& range, Slab* slab) {
+  uint64_t first = uint64_t{range.start} * kUnit / kFineCell, count = uint64_t{range.length} * kUnit / kFineCell;
+  for (uint64_t cell = first; cell < first + count; ++cell) __atomic_store_n(&slabs_[cell], slab, __ATOMIC_RELEASE);
+}
+
+NodeId Space::covering(uint64_t address) const {
+  for (uint64_t cell = offset(address) / cell_bytes() + 1; cell-- > 0;) {
+    NodeId id = cells_[cell];
+    if (id == kNoNode) continue;
+    const Range& range = extents_->range(id);
+    if (this->address(range) > address) continue;  // starts later in the address's own cell
+    return address < this->address(range) + uint64_t{range.length} * kUnit ? id : kNoNode;
+  }
+  return kNoNode;
+}
+
+bool Space::validate(std::string& reason) const {
+  if (!extents_->validate(reason)) return false;
+  std::string where = coarse_ ? "coarse space: " : "fine space: ";
+  size_t granule = memory_.granule_bytes();
+  uint64_t touched_slots = 0, live_slots = 0;
+  for (NodeId id = extents_->first(); id != kNoNode; id = extents_->range(id).next) {
+    const Range& range = extents_->range(id);
+    if (range.state == RangeState::kFree) continue;
+    uint64_t start = uint64_t{range.start} * kUnit, end = start + uint64_t{range.length} * kUnit;
+    if (range.state == RangeState::kSlab) {
+      const Slab* slab = slab_at(address(range));
+      if (slab == nullptr || slab->range != id || slab->base != address(range)) return reason = where + "a slab and its range disagree", false;
+    }
+    touched_slots += (end - 1) / granule - start / granule + 1;
+  }
+  for (uint32_t index = 0; index < memory_.highest_used(); ++index) live_slots += memory_.slot(index).live;
+  // Guarded blocks end in an unmapped granule that no slot counts; validate() of the heap knows whether there are any.
+  if (live_slots > touched_slots) return reason = where + "slots count more blocks than there are", false;
+  return true;
+}
+
+}  // namespace pyalloc

@@ -1,0 +1,77 @@
+#include "vm/address_space.h"
+
+#include "base/bits.h"
+#include "base/check.h"
+#include "driver/driver.h"
+
+namespace pyalloc {
+
+Status AddressSpace::reserve(uint64_t bytes, uint64_t least) {
+  cuda::Result result = cuda::kSuccess;
+  for (uint64_t wanted = align_up(bytes, kRegion);; wanted = align_up(wanted / 2, kRegion)) {
+    cuda::DevicePtr at = 0;
+    // One region more than wanted, so that a whole number of aligned regions lies inside and no other reservation shares them.
+    result = driver().address_reserve(&at, wanted + kRegion, 0, 0, 0);
+    if (result == cuda::kSuccess) {
+      reserved_at_ = at;
+      reserved_bytes_ = wanted + kRegion;
+      base_ = align_up(at, kRegion);
+      bytes_ = wanted;
+      break;
+    }
+    if (wanted / 2 < least || wanted <= kRegion) return driver_failure("cuMemAddressReserve", result, "reserving addresses");
+  }
+  if (!slots_.create(slots())) {
+    free_reservation();
+    return fail(PYALLOC_OUT_OF_MEMORY, "the host has no address space left for the books of %llu GiB of device addresses", static_cast<unsigned long long>(bytes / kGiB));
+  }
+  return kOk;
+}
+
+void AddressSpace::free_reservation() {
+  if (reserved_bytes_ != 0) driver().address_free(reserved_at_, reserved_bytes_);
+  reserved_bytes_ = 0;
+}
+
+int AddressSpace::segment_change(uint32_t index) const {
+  bool left = index > 0 && mapped(index - 1), right = index + 1 < slots() && mapped(index + 1);
+  return 1 - static_cast<int>(left) - static_cast<int>(right);
+}
+
+void AddressSpace::set_mapped(uint32_t index, HandleId handle) {
+  PYALLOC_ASSERT(!mapped(index) && !slots_[index].stale);
+  segments_ += segment_change(index);
+  slots_[index].handle = handle;
+  ++mapped_;
+  if (index >= highest_used_) highest_used_ = index + 1;
+}
+
+void AddressSpace::set_unmapped(uint32_t index) {
+  PYALLOC_ASSERT(mapped(index));
+  Slot& one = slots_[index];
+  one.handle = 0;
+  segments_ -= segment_change(index);
+  --mapped_;
+  one.users = one.stamp = one.inherited = one.inherited_stamp = 0;
+}
+
+bool AddressSpace::validate(const Granules& granules, std::string& reason) const {
+  int64_t mapped_seen = 0, runs = 0;
+  for (uint32_t index = 0; index < highest_used_; ++index) {
+    const Slot& one = slots_[index];
+    if (!mapped(index)) {
+      if (one.live != 0) return reason = "address space: a live block touches unmapped slot " + std::to_string(index), false;
+      continue;
+    }
+    ++mapped_seen;
+    runs += index == 0 || !mapped(index - 1);
+    const Granule& granule = granules.granule(one.handle);
+    if (!granule.mapped || granule.space != id_ || granule.slot != index) return reason = "address space: slot " + std::to_string(index) + " and its granule disagree", false;
+    if (one.stale) return reason = "address space: slot " + std::to_string(index) + " is both mapped and stale", false;
+    if (granule.idle != (one.live == 0)) return reason = "address space: slot " + std::to_string(index) + " is idle in one book only", false;
+  }
+  if (mapped_seen != mapped_ || runs != segments_) return reason = "address space: counts disagree", false;
+  return true;
+}
+
+}  // namespace pyalloc

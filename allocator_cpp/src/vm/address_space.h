@@ -1,0 +1,73 @@
+// One reservation of addresses, cut into slots of a granule each, and what is mapped where. Base and end lie on 4 GiB boundaries, so that
+// the top bits of an address name its space (heap/address_map.h).
+//
+// A slot is unmapped, mapped (its granule is here), or stale: its granule has moved on but the old mapping still stands, and nothing
+// may be mapped here until it is undone. Segments are maximal runs of mapped slots.
+// Guarded by the heap's lock.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "base/lazy_array.h"
+#include "base/status.h"
+#include "facts/counters.h"
+#include "vm/granules.h"
+
+namespace pyalloc {
+
+struct Slot {
+  HandleId handle;           // the granule mapped here; 0: none
+  uint32_t live;             // live blocks and slabs that touch the slot
+  uint64_t users;            // streams that freed memory in this granule since it was mapped here (StreamSet)
+  uint64_t stamp;            // position of the latest of those frees
+  uint64_t inherited;        // streams whose uses at an earlier address of this granule may not be finished
+  uint64_t inherited_stamp;  // and up to where
+  bool stale;
+  bool pinned;
+};
+
+class AddressSpace {
+ public:
+  static constexpr uint64_t kRegion = uint64_t{4} << 30;
+
+  AddressSpace(uint16_t id, size_t granule_bytes) : id_(id), granule_bytes_(granule_bytes) {}
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  // Reserves about `bytes`; takes less when the driver refuses so much, at least `least`.
+  Status reserve(uint64_t bytes, uint64_t least);
+  // Returns the reservation; nothing may be mapped in it.
+  void free_reservation();
+
+  uint16_t id() const { return id_; }
+  uint64_t base() const { return base_; }
+  uint64_t bytes() const { return bytes_; }
+  size_t granule_bytes() const { return granule_bytes_; }
+  uint32_t slots() const { return static_cast<uint32_t>(bytes_ / granule_bytes_); }
+  uint64_t address(uint32_t slot) const { return base_ + uint64_t{slot} * granule_bytes_; }
+  Slot& slot(uint32_t index) { return slots_[index]; }
+  const Slot& slot(uint32_t index) const { return slots_[index]; }
+
+  // Books only; the driver has been told (or will be) by mapping.h.
+  void set_mapped(uint32_t index, HandleId handle);
+  void set_unmapped(uint32_t index);
+
+  int64_t mapped_slots() const { return mapped_; }
+  int64_t segments() const { return segments_; }
+  uint32_t highest_used() const { return highest_used_; }  // slots from here up were never mapped
+  bool validate(const Granules& granules, std::string& reason) const;
+
+ private:
+  bool mapped(uint32_t index) const { return slots_[index].handle != 0; }
+  // Segments that appear (1), merge (-1) or neither when `index` becomes mapped.
+  int segment_change(uint32_t index) const;
+
+  const uint16_t id_;
+  const size_t granule_bytes_;
+  uint64_t base_ = 0, bytes_ = 0, reserved_at_ = 0, reserved_bytes_ = 0;
+  LazyArray<Slot> slots_;
+  int64_t mapped_ = 0, segments_ = 0;
+  uint32_t highest_used_ = 0;
+};
+
+}  // namespace pyalloc
