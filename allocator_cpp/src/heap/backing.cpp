@@ -58,9 +58,10 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
   return cost;
 }
 
-int64_t Backing::budget_granules() const {
+// `needed`: granules about to be put to use beyond those that are.
+int64_t Backing::budget_granules(int64_t needed) const {
   auto granule = static_cast<double>(granules_.granule_bytes());
-  double in_use = static_cast<double>(granules_.held() - granules_.idle() - granules_.on_shelf()) * granule;
+  double in_use = static_cast<double>(granules_.held() - granules_.idle() - granules_.on_shelf() + needed) * granule;
   double wanted = std::max(in_use, static_cast<double>(blocks_.live_high_water())) * (1.0 + policy_.slack);
   return static_cast<int64_t>(wanted / granule) + kBudgetFloor;
 }
@@ -70,7 +71,7 @@ uint64_t Backing::limit_bytes() const {
   return policy_.limit_bytes != 0 ? std::min(policy_.limit_bytes, fraction) : fraction;
 }
 
-bool Backing::affordable(int64_t missing) const { return missing <= granules_.on_shelf() + std::max<int64_t>(0, budget_granules() - granules_.held()); }
+bool Backing::affordable(int64_t missing) const { return missing <= granules_.on_shelf() + std::max<int64_t>(0, budget_granules(missing) - granules_.held()); }
 
 // The longest idle granule that `stream` may have, from `next` on in the idle list; 0 when there is none.
 HandleId Backing::steal(StreamIndex stream, HandleId& next) {
@@ -92,7 +93,7 @@ Status Backing::find(const std::vector<uint32_t>& missing, StreamIndex stream, s
   auto limit = static_cast<int64_t>(limit_bytes() / granules_.granule_bytes());
   HandleId next_idle = granules_.oldest_idle();
   bool driver_full = false;
-  int64_t budget = budget_granules();
+  int64_t budget = budget_granules(static_cast<int64_t>(missing.size()));
   Status created = kOk;
   auto create = [&](HandleId& id) {
     if (driver_full) return false;

@@ -87,7 +87,7 @@ class Backing {
     uint64_t users, stamp;
   };
 
-  int64_t budget_granules() const;
+  int64_t budget_granules(int64_t needed) const;
   bool finished(uint64_t users, uint64_t stamp) const;
   bool order_after(StreamIndex stream, uint64_t users, uint64_t stamp);
   bool could_order(StreamIndex stream, uint64_t users, uint64_t stamp) const;
