@@ -1,0 +1,205 @@
+// simgpu.h: what tests and benchmarks set and read.
+#include "../simgpu.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "execute.h"
+#include "simulation.h"
+
+using namespace simgpu;
+
+#define CONTROL extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+std::string last_error;
+
+struct Control {
+  Control() : lock(simulation_mutex()), sim(simulation()) {}
+  std::lock_guard<std::mutex> lock;
+  Simulation& sim;
+};
+
+// Controls work before the program under test has called cuInit: they start the simulation themselves.
+bool start(Simulation& sim) { return initialize(sim) == kSuccess; }
+
+size_t copy_text(const std::string& text, char* buffer, size_t capacity) {
+  if (buffer != nullptr && capacity > 0) {
+    size_t n = std::min(capacity - 1, text.size());
+    std::memcpy(buffer, text.data(), n);
+    buffer[n] = '\0';
+  }
+  return text.size() + 1;
+}
+
+// The stream an allocator names; for a default stream without a current context, the one of the memory's device.
+StreamObject* oracle_stream(Simulation& sim, uint64_t address, void* handle) {
+  if (reinterpret_cast<uint64_t>(handle) > 2 || current_device(sim) != nullptr) return find_stream(sim, static_cast<Stream>(handle));
+  std::vector<Piece> pieces;
+  if (sim.space.translate(address, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone) return nullptr;
+  return legacy_stream(sim, sim.devices[static_cast<size_t>(pieces[0].physical->device)]);
+}
+
+}  // namespace
+
+CONTROL int simgpu_present(void) {
+  std::lock_guard<std::mutex> lock(simulation_mutex());
+  last_error = configuration_error();
+  return last_error.empty() ? 0 : -1;
+}
+
+CONTROL const char* simgpu_last_error(void) { return last_error.c_str(); }
+
+CONTROL int simgpu_reset(const char* configuration) {
+  std::lock_guard<std::mutex> lock(simulation_mutex());
+  std::string error;
+  if (reset_simulation(configuration, &error)) return 0;
+  last_error = error;
+  return -1;
+}
+
+CONTROL int simgpu_set_stream_mode(const char* mode, uint64_t seed) {
+  Control control;
+  StreamMode parsed;
+  if (mode == nullptr || !parse_stream_mode(mode, &parsed)) {
+    last_error = std::string("stream mode '") + (mode != nullptr ? mode : "") + "'; expected immediate, deferred or timed";
+    return -1;
+  }
+  control.sim.scheduler.set_mode(parsed, seed);
+  return 0;
+}
+
+CONTROL void simgpu_set_work_time(double us_per_operation) {
+  Control control;
+  control.sim.scheduler.work_time = us_per_operation;
+}
+
+CONTROL int64_t simgpu_step(int64_t n) {
+  Control control;
+  return control.sim.scheduler.step(n);
+}
+
+CONTROL int64_t simgpu_pending(void) {
+  Control control;
+  return control.sim.scheduler.pending();
+}
+
+CONTROL int simgpu_launch(void* stream, const simgpu_span* reads, size_t n_reads, const simgpu_span* writes, size_t n_writes,
+                          uint8_t value) {
+  Control control;
+  if (!control.sim.initialized) return kNotInitialized;
+  StreamObject* object = find_stream(control.sim, static_cast<Stream>(stream));
+  if (object == nullptr) return kInvalidHandle;
+  SpanWork work;
+  for (size_t i = 0; i < n_reads; ++i) work.reads.push_back({reads[i].address, reads[i].bytes});
+  for (size_t i = 0; i < n_writes; ++i) work.writes.push_back({writes[i].address, writes[i].bytes});
+  work.value = value;
+  return submit(control.sim, *object, kNodeKernel, std::move(work));
+}
+
+CONTROL int64_t simgpu_calls(const char* entry_point) {
+  Control control;
+  return control.sim.calls.count(entry_point);
+}
+
+CONTROL void simgpu_reset_calls(void) {
+  Control control;
+  control.sim.calls.reset_counts();
+}
+
+CONTROL size_t simgpu_calls_json(char* buffer, size_t capacity) {
+  Control control;
+  return copy_text(control.sim.calls.json(), buffer, capacity);
+}
+
+CONTROL int simgpu_set_cost(const char* entry_point, double per_call, double per_mapping, double per_mib) {
+  Control control;
+  return control.sim.calls.set_cost(entry_point, per_call, per_mapping, per_mib) ? 0 : -1;
+}
+
+CONTROL double simgpu_clock_us(void) {
+  Control control;
+  return control.sim.calls.clock_us;
+}
+
+CONTROL void simgpu_advance(double us) {
+  Control control;
+  control.sim.scheduler.advance(us);
+}
+
+CONTROL int simgpu_fail(const char* entry_point, int64_t nth, int64_t times, int error) {
+  Control control;
+  return control.sim.calls.fail(entry_point, nth, times, static_cast<Result>(error)) ? 0 : -1;
+}
+
+CONTROL void simgpu_clear_faults(void) {
+  Control control;
+  control.sim.calls.clear_faults();
+}
+
+CONTROL int64_t simgpu_violations(void) {
+  Control control;
+  return control.sim.violations.count();
+}
+
+CONTROL size_t simgpu_violation(int64_t i, char* buffer, size_t capacity) {
+  Control control;
+  const std::string* text = control.sim.violations.text(i);
+  return text != nullptr ? copy_text(*text, buffer, capacity) : 0;
+}
+
+CONTROL void simgpu_clear_violations(void) {
+  Control control;
+  control.sim.violations.clear();
+}
+
+CONTROL int simgpu_set_capacity(int device, uint64_t bytes) {
+  Control control;
+  if (find_device(control.sim, device) == nullptr || !start(control.sim)) return -1;
+  control.sim.session.set_capacity(device, bytes);
+  return 0;
+}
+
+CONTROL uint64_t simgpu_used(int device) {
+  Control control;
+  return find_device(control.sim, device) != nullptr ? control.sim.session.used(device) : 0;
+}
+
+CONTROL int simgpu_read(uint64_t address, void* buffer, size_t bytes) {
+  Control control;
+  return read_device(control.sim, address, buffer, bytes) ? 0 : -1;
+}
+
+CONTROL int simgpu_write(uint64_t address, const void* buffer, size_t bytes) {
+  Control control;
+  return write_device(control.sim, address, buffer, bytes) ? 0 : -1;
+}
+
+CONTROL uint64_t simgpu_resident(void) {
+  Control control;
+  return control.sim.memory.resident();
+}
+
+CONTROL int simgpu_oracle_enabled(void) {
+  Control control;
+  return control.sim.oracle.enabled() ? 1 : 0;
+}
+
+CONTROL void simgpu_oracle_alloc(uint64_t address, size_t bytes, void* stream) {
+  Control control;
+  if (!control.sim.oracle.enabled()) return;
+  if (StreamObject* object = oracle_stream(control.sim, address, stream)) control.sim.oracle.alloc(address, bytes, *object);
+}
+
+CONTROL void simgpu_oracle_free(uint64_t address, size_t bytes, void* stream) {
+  Control control;
+  if (!control.sim.oracle.enabled()) return;
+  if (StreamObject* object = oracle_stream(control.sim, address, stream)) control.sim.oracle.free(address, bytes, *object);
+}
+
+CONTROL void simgpu_oracle_record(uint64_t address, size_t bytes, void* stream) {
+  Control control;
+  if (!control.sim.oracle.enabled()) return;
+  if (StreamObject* object = oracle_stream(control.sim, address, stream)) control.sim.oracle.record(address, bytes, *object);
+}

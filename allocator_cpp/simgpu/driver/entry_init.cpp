@@ -1,0 +1,120 @@
+// Entry points: initialisation, versions, error texts, cuGetProcAddress.
+#include <cctype>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "simulation.h"
+
+namespace simgpu {
+namespace {
+
+constexpr int kDriverVersion = 13000;
+
+struct ErrorCode {
+  const char* name;
+  int value;
+};
+constexpr ErrorCode kErrorCodes[] = {
+#define ERROR_CODE(name, value) {#name, value},
+#include "error_codes.def"
+#undef ERROR_CODE
+};
+
+const char* error_name(int value) {
+  for (const ErrorCode& code : kErrorCodes) {
+    if (code.value == value) return code.name;
+  }
+  return nullptr;
+}
+
+// "CUDA_ERROR_INVALID_VALUE" reads "invalid value".
+const char* error_string(int value) {
+  static std::map<int, std::string>& texts = *new std::map<int, std::string>;
+  const char* name = error_name(value);
+  if (name == nullptr) return nullptr;
+  std::string& text = texts[value];
+  if (text.empty()) {
+    text = name + (std::strncmp(name, "CUDA_ERROR_", 11) == 0 ? 11 : 0);
+    for (char& c : text) c = c == '_' ? ' ' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (value == kSuccess) text = "no error";
+  }
+  return text.c_str();
+}
+
+// The newest version of the name that is no newer than asked for.
+ProcAddressStatus resolve(const char* name, int version, void** address) {
+  bool known = false;
+  *address = nullptr;
+  for (const EntryPoint& entry : kEntryPoints) {
+    if (std::strcmp(entry.name, name) != 0) continue;
+    known = true;
+    if (entry.version <= version) *address = entry.address;
+  }
+  if (*address != nullptr) return kProcFound;
+  if (known) return kProcVersionTooLow;
+  for (const EntryPoint& entry : kEntryPoints) {  // asked for by its exported name
+    if (std::strcmp(entry.symbol, name) == 0) return *address = entry.address, kProcFound;
+  }
+  return kProcNotFound;
+}
+
+}  // namespace
+}  // namespace simgpu
+
+using namespace simgpu;
+
+SIMGPU_API Result cuInit(unsigned flags) {
+  SIMGPU_BEGIN(cuInit);
+  if (flags != 0) return kInvalidValue;
+  Result result = initialize(sim);
+  if (result != kSuccess) std::fprintf(stderr, "simgpu: %s\n", configuration_error().c_str());
+  return result;
+}
+
+SIMGPU_API Result cuDriverGetVersion(int* version) {
+  SIMGPU_BEGIN(cuDriverGetVersion);
+  if (version == nullptr) return kInvalidValue;
+  *version = kDriverVersion;
+  return kSuccess;
+}
+
+SIMGPU_API Result cuGetErrorName(Result error, const char** text) {
+  if (text == nullptr) return kInvalidValue;
+  *text = error_name(error);
+  return *text != nullptr ? kSuccess : kInvalidValue;
+}
+
+SIMGPU_API Result cuGetErrorString(Result error, const char** text) {
+  SIMGPU_BEGIN(cuGetErrorString);
+  if (text == nullptr) return kInvalidValue;
+  *text = error_string(error);
+  return *text != nullptr ? kSuccess : kInvalidValue;
+}
+
+SIMGPU_API Result cuGetProcAddress_v2(const char* name, void** address, int version, uint64_t flags, int* status) {
+  SIMGPU_BEGIN(cuGetProcAddress_v2);
+  (void)flags;  // which default stream the caller wants: callers here name it in each call
+  if (name == nullptr || address == nullptr) return kInvalidValue;
+  ProcAddressStatus found = resolve(name, version, address);
+  if (status != nullptr) {
+    *status = found;
+    return kSuccess;
+  }
+  return found == kProcFound ? kSuccess : kNotFound;
+}
+
+SIMGPU_API Result cuGetProcAddress(const char* name, void** address, int version, uint64_t flags) {
+  SIMGPU_BEGIN(cuGetProcAddress);
+  (void)flags;
+  if (name == nullptr || address == nullptr) return kInvalidValue;
+  return resolve(name, version, address) == kProcFound ? kSuccess : kNotFound;
+}
+
+SIMGPU_API Result cuGetExportTable(const void** table, const Uuid*) {
+  SIMGPU_BEGIN(cuGetExportTable);
+  if (table == nullptr) return kInvalidValue;
+  *table = nullptr;
+  return kNotFound;  // private tables between NVIDIA's own libraries
+}

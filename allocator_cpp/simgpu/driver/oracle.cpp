@@ -1,0 +1,216 @@
+#include "oracle.h"
+
+#include <algorithm>
+
+#include "simulation.h"
+
+namespace simgpu {
+
+void Oracle::merge(VectorClock* into, const VectorClock& from) {
+  if (into->size() < from.size()) into->resize(from.size());
+  for (size_t i = 0; i < from.size(); ++i) (*into)[i] = std::max((*into)[i], from[i]);
+}
+
+// Brings the stream's clock to its present end: its own ticks, what the host has waited for, and the legacy stream's order.
+void Oracle::refresh(StreamObject& stream) {
+  merge(&stream.clock, host_);
+  if (stream.blocking) {
+    simulation_->scheduler.for_each([&](StreamObject& other) {
+      if (&other == &stream || other.device != stream.device || !other.blocking) return;
+      if (!stream.legacy && !other.legacy) return;
+      merge(&stream.clock, other.clock);
+      if (stream.clock.size() <= other.id) stream.clock.resize(other.id + 1);
+      stream.clock[other.id] = std::max(stream.clock[other.id], other.tick);
+    });
+  }
+  if (stream.clock.size() <= stream.id) stream.clock.resize(stream.id + 1);
+  stream.clock[stream.id] = stream.tick;
+}
+
+std::shared_ptr<VectorClock> Oracle::on_record(StreamObject& stream) {
+  if (!enabled_) return nullptr;
+  refresh(stream);
+  return std::make_shared<VectorClock>(stream.clock);
+}
+
+void Oracle::on_wait(StreamObject& stream, const VectorClock* clock) {
+  if (enabled_ && clock != nullptr) merge(&stream.clock, *clock);
+}
+
+void Oracle::on_host_wait(const VectorClock* clock) {
+  if (enabled_ && clock != nullptr) merge(&host_, *clock);
+}
+
+void Oracle::on_host_wait(StreamObject& stream) {
+  if (!enabled_) return;
+  refresh(stream);
+  merge(&host_, stream.clock);
+}
+
+void Oracle::on_host_wait_device(int device) {
+  if (!enabled_) return;
+  simulation_->scheduler.for_each([&](StreamObject& stream) {
+    if (stream.device == device) on_host_wait(stream);
+  });
+}
+
+bool Oracle::covers(const VectorClock& clock, const Uses& uses, uint32_t* stream) {
+  for (const auto& use : uses) {
+    if (use.first < clock.size() && clock[use.first] >= use.second) continue;
+    *stream = use.first;
+    return false;
+  }
+  return true;
+}
+
+void Oracle::erase(Ranges* ranges, uint64_t at, uint64_t bytes) {
+  uint64_t end = at + bytes;
+  auto it = ranges->lower_bound(at);
+  if (it != ranges->begin()) {
+    auto before = std::prev(it);
+    uint64_t before_end = before->first + before->second.bytes;
+    if (before_end > at) {
+      if (before_end > end) {
+        Range tail = before->second;
+        tail.address += end - before->first;
+        tail.bytes = before_end - end;
+        (*ranges)[end] = tail;
+      }
+      before->second.bytes = at - before->first;
+    }
+  }
+  for (it = ranges->lower_bound(at); it != ranges->end() && it->first < end; it = ranges->erase(it)) {
+    uint64_t range_end = it->first + it->second.bytes;
+    if (range_end <= end) continue;
+    Range tail = it->second;
+    tail.address += end - it->first;
+    tail.bytes = range_end - end;
+    ranges->erase(it);
+    (*ranges)[end] = tail;
+    return;
+  }
+}
+
+namespace {
+
+// Visits the ranges that overlap [at, at + bytes).
+template <typename Ranges, typename F>
+void overlapping(Ranges& ranges, uint64_t at, uint64_t bytes, F visit) {
+  auto it = ranges.upper_bound(at);
+  if (it != ranges.begin()) --it;
+  for (; it != ranges.end() && it->first < at + bytes; ++it) {
+    if (it->first + it->second.bytes > at) visit(it->first, it->second);
+  }
+}
+
+}  // namespace
+
+void Oracle::alloc(uint64_t address, uint64_t bytes, StreamObject& stream) {
+  if (!enabled_ || bytes == 0) return;
+  refresh(stream);
+  Violations& violations = simulation_->violations;
+  overlapping(live_, address, bytes, [&](uint64_t at, const Block& block) {
+    violations.add("block 0x%llx+%llu handed out over the live block 0x%llx+%llu", (unsigned long long)address,
+                   (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)block.bytes);
+  });
+  std::vector<Piece> pieces;
+  if (simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces) != Fault::kNone) {
+    violations.add("block 0x%llx+%llu handed out but not fully mapped", (unsigned long long)address, (unsigned long long)bytes);
+  }
+  uint32_t late = 0;
+  bool flagged = false;
+  for (const Piece& piece : pieces) {
+    uint64_t at = piece.physical->address + piece.offset;
+    overlapping(by_physical_, at, piece.bytes, [&](uint64_t, const Range& range) {
+      if (flagged || covers(stream.clock, range.uses, &late)) return;
+      flagged = true;
+      violations.add("block 0x%llx+%llu reused on stream %u before its last use at 0x%llx on stream %u is ordered",
+                     (unsigned long long)address, (unsigned long long)bytes, stream.id, (unsigned long long)range.address, late);
+    });
+    erase(&by_physical_, at, piece.bytes);
+  }
+  erase(&by_address_, address, bytes);
+  live_[address] = {bytes, {stream.id}};
+}
+
+void Oracle::record(uint64_t address, uint64_t bytes, StreamObject& stream) {
+  if (!enabled_) return;
+  auto it = live_.find(address);
+  if (it == live_.end()) {
+    simulation_->violations.add("record of 0x%llx+%llu, which is no live block", (unsigned long long)address,
+                                (unsigned long long)bytes);
+    return;
+  }
+  std::vector<uint32_t>& streams = it->second.streams;
+  if (std::find(streams.begin(), streams.end(), stream.id) == streams.end()) streams.push_back(stream.id);
+}
+
+void Oracle::free(uint64_t address, uint64_t bytes, StreamObject& stream) {
+  if (!enabled_ || bytes == 0) return;
+  auto it = live_.find(address);
+  if (it == live_.end()) {
+    simulation_->violations.add("free of 0x%llx+%llu, which is no live block", (unsigned long long)address,
+                                (unsigned long long)bytes);
+    return;
+  }
+  record(address, bytes, stream);
+  Range range{bytes, address, {}};
+  for (uint32_t id : it->second.streams) range.uses.push_back({id, ++simulation_->scheduler.stream(id)->tick});
+  live_.erase(it);
+  erase(&by_address_, address, bytes);
+  by_address_[address] = range;
+  std::vector<Piece> pieces;
+  simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces);
+  uint64_t done = 0;
+  for (const Piece& piece : pieces) {
+    uint64_t at = piece.physical->address + piece.offset;
+    Range part{piece.bytes, address + done, range.uses};
+    erase(&by_physical_, at, piece.bytes);
+    by_physical_[at] = part;
+    done += piece.bytes;
+  }
+}
+
+void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
+  if (!enabled_) return;
+  Violations& violations = simulation_->violations;
+  overlapping(live_, address, bytes, [&](uint64_t at, const Block& block) {
+    violations.add("0x%llx+%llu unmapped under the live block 0x%llx+%llu", (unsigned long long)address, (unsigned long long)bytes,
+                   (unsigned long long)at, (unsigned long long)block.bytes);
+  });
+  uint32_t late = 0;
+  overlapping(by_address_, address, bytes, [&](uint64_t at, const Range& range) {
+    if (covers(host_, range.uses, &late)) return;
+    violations.add("0x%llx+%llu unmapped before the last use of 0x%llx+%llu on stream %u is known to be complete",
+                   (unsigned long long)address, (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)range.bytes,
+                   late);
+  });
+  erase(&by_address_, address, bytes);
+}
+
+void Oracle::on_release(const Physical& physical) {
+  if (!enabled_) return;
+  uint32_t late = 0;
+  bool flagged = false;
+  overlapping(by_physical_, physical.address, physical.bytes, [&](uint64_t, const Range& range) {
+    if (flagged || covers(host_, range.uses, &late)) return;
+    flagged = true;
+    simulation_->violations.add("memory released before its last use at 0x%llx on stream %u is known to be complete",
+                                (unsigned long long)range.address, late);
+  });
+  erase(&by_physical_, physical.address, physical.bytes);
+}
+
+void Oracle::on_plain_free(uint64_t address, uint64_t bytes) {
+  if (!enabled_) return;
+  overlapping(live_, address, bytes, [&](uint64_t at, const Block& block) {
+    simulation_->violations.add("0x%llx freed under the live block 0x%llx+%llu", (unsigned long long)address, (unsigned long long)at,
+                                (unsigned long long)block.bytes);
+  });
+  std::vector<Piece> pieces;
+  simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces);
+  for (const Piece& piece : pieces) erase(&by_physical_, piece.physical->address + piece.offset, piece.bytes);
+  erase(&by_address_, address, bytes);
+}
+
+}  // namespace simgpu

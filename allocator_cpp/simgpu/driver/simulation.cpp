@@ -1,0 +1,212 @@
+#include "simulation.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <new>
+
+namespace simgpu {
+namespace {
+
+Simulation* current = nullptr;  // never freed at exit: calls may still come from other libraries' destructors
+uint64_t epoch = 0;             // counts simulations: tells a thread that its contexts are gone
+bool forked = false;
+bool exiting = false;
+std::string environment_error;
+
+Configuration environment_configuration() {
+  Configuration configuration;
+  const char* text = std::getenv("PYALLOC_SIMGPU");
+  environment_error.clear();
+  parse_configuration(text != nullptr ? text : "", &configuration, &environment_error);
+  return configuration;
+}
+
+// The child of a process that used the device cannot: its copy of the state is the parent's.
+void in_child() {
+  new (&simulation_mutex()) std::mutex;
+  if (current != nullptr && current->initialized) forked = true;
+}
+
+__attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, in_child); }
+
+__attribute__((destructor)) void leave_session() {
+  std::lock_guard<std::mutex> lock(simulation_mutex());
+  exiting = true;
+  if (current != nullptr && !forked) current->session.leave();
+}
+
+}  // namespace
+
+std::mutex& simulation_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+std::condition_variable& simulation_changed() {
+  static auto* changed = new std::condition_variable;
+  return *changed;
+}
+
+Simulation::Simulation(const Configuration& wanted)
+    : configuration(wanted), scheduler(this), oracle(this, wanted.oracle), devices(static_cast<size_t>(wanted.devices)) {
+  for (int i = 0; i < wanted.devices; ++i) {
+    DeviceState& device = devices[static_cast<size_t>(i)];
+    device.ordinal = i;
+    auto context = std::make_unique<ContextObject>();
+    context->device = i;
+    device.context = contexts.insert(std::move(context));
+    auto pool = std::make_unique<PoolObject>();
+    pool->device = i;
+    pool->is_default = true;
+    device.default_pool = device.current_pool = pools.insert(std::move(pool));
+  }
+}
+
+Simulation& simulation() {
+  if (current == nullptr) {
+    current = new Simulation(environment_configuration());
+    ++epoch;
+  }
+  return *current;
+}
+
+const std::string& configuration_error() {
+  simulation();
+  return environment_error;
+}
+
+bool reset_simulation(const char* text, std::string* error) {
+  Configuration configuration;
+  if (text == nullptr) {
+    configuration = environment_configuration();
+    *error = environment_error;
+    if (!error->empty()) return false;
+  } else if (!parse_configuration(text, &configuration, error)) {
+    return false;
+  }
+  environment_error.clear();
+  if (forked) {
+    current->session.abandon();  // the files behind the old state are the parent's: leak it
+    forked = false;
+  } else {
+    delete current;
+  }
+  current = new Simulation(configuration);
+  ++epoch;
+  return true;
+}
+
+Result initialize(Simulation& sim) {
+  if (sim.initialized) return kSuccess;
+  if (!environment_error.empty()) return kInvalidValue;
+  std::string error;
+  if (!sim.session.join(sim.configuration, &error)) {
+    environment_error = error;
+    return kOperatingSystem;
+  }
+  sim.initialized = true;
+  return kSuccess;
+}
+
+std::vector<uint64_t>& context_stack() {
+  static thread_local std::vector<uint64_t> stack;
+  static thread_local uint64_t stack_epoch = 0;
+  if (stack_epoch != epoch) {
+    stack.clear();
+    stack_epoch = epoch;
+  }
+  return stack;
+}
+
+DeviceState* find_device(Simulation& sim, Device device) {
+  return device >= 0 && device < static_cast<int>(sim.devices.size()) ? &sim.devices[static_cast<size_t>(device)] : nullptr;
+}
+
+DeviceState* context_device(Simulation& sim, Context context) {
+  ContextObject* object = sim.contexts.find(context);
+  return object != nullptr ? &sim.devices[static_cast<size_t>(object->device)] : nullptr;
+}
+
+DeviceState* current_device(Simulation& sim) {
+  std::vector<uint64_t>& stack = context_stack();
+  if (stack.empty() || stack.back() == 0) return nullptr;
+  return context_device(sim, reinterpret_cast<Context>(stack.back()));
+}
+
+StreamObject* legacy_stream(Simulation& sim, DeviceState& device) {
+  if (device.legacy == nullptr) {
+    device.legacy = sim.scheduler.create(device.ordinal, kStreamDefault, 0);
+    device.legacy->legacy = true;
+  }
+  return device.legacy;
+}
+
+StreamObject* find_stream(Simulation& sim, Stream stream) {
+  uint64_t value = reinterpret_cast<uint64_t>(stream);
+  if (value > 2) {
+    StreamObject** found = sim.streams.find(value);
+    return found != nullptr ? *found : nullptr;
+  }
+  DeviceState* device = current_device(sim);
+  if (device == nullptr) return nullptr;
+  if (value < 2) return legacy_stream(sim, *device);
+  StreamObject*& own = device->per_thread[std::this_thread::get_id()];
+  if (own == nullptr) own = sim.scheduler.create(device->ordinal, kStreamDefault, 0);
+  return own;
+}
+
+void Simulation::device_fault(int device, const std::string& text) {
+  violations.add("device fault: %s", text.c_str());
+  devices[static_cast<size_t>(device)].fault = kIllegalAddress;
+}
+
+void Simulation::drop_if_unused(uint64_t handle) {
+  Physical* physical = memories.find(handle);
+  if (physical == nullptr || physical->handles > 0 || physical->mappings > 0) return;
+  oracle.on_release(*physical);
+  memory.destroy(memories.remove(handle));
+}
+
+bool& in_host_function() {
+  static thread_local bool inside = false;
+  return inside;
+}
+
+Enter::Enter(Call call) : call_(call) {
+  if (in_host_function()) {
+    error_ = kNotPermitted;
+    return;
+  }
+  if (forked) {
+    error_ = kNotInitialized;
+    return;
+  }
+  lock_ = std::unique_lock<std::mutex>(simulation_mutex());
+  if (exiting) {
+    error_ = kDeinitialized;
+    return;
+  }
+  sim_ = &simulation();
+  unsigned traits = kEntryPoints[static_cast<int>(call)].traits;
+  if ((error_ = sim_->calls.begin(call)) != kSuccess || traits == kAlways) return;
+  if (!sim_->initialized) {
+    error_ = kNotInitialized;
+    return;
+  }
+  if ((traits & (kNeedsContext | kReportsFault)) != 0) {
+    device_ = current_device(*sim_);
+    if (device_ == nullptr && (traits & kNeedsContext) != 0) {
+      error_ = kInvalidContext;
+      return;
+    }
+    if (device_ != nullptr && (traits & kReportsFault) != 0 && device_->fault != kSuccess) {
+      error_ = device_->fault;
+      return;
+    }
+  }
+  if ((traits & kUnsafeInCapture) != 0) error_ = check_unsafe_call(*sim_);
+}
+
+}  // namespace simgpu
