@@ -91,13 +91,20 @@ HandleId Backing::steal(StreamIndex stream, HandleId& next) {
 Status Backing::find(const std::vector<uint32_t>& missing, StreamIndex stream, std::vector<Found>& found) {
   refused_by_limit_ = false;
   auto limit = static_cast<int64_t>(limit_bytes() / granules_.granule_bytes());
+  bool limited = limit_bytes() < policy_.device_total;
+  auto needed = static_cast<int64_t>(missing.size());
+  const char* too_little = limited ? "the limit set for pyalloc is reached" : "the device's memory is used up";
+  if (needed > granules_.on_shelf() + granules_.idle() + std::max<int64_t>(0, limit - granules_.held())) {  // hopeless: spare the driver
+    refused_by_limit_ = limited;
+    return fail(PYALLOC_OUT_OF_MEMORY, "%s", too_little);
+  }
   HandleId next_idle = granules_.oldest_idle();
   bool driver_full = false;
-  int64_t budget = budget_granules(static_cast<int64_t>(missing.size()));
+  int64_t budget = budget_granules(needed);
   Status created = kOk;
   auto create = [&](HandleId& id) {
     if (driver_full) return false;
-    if (granules_.held() >= limit) return refused_by_limit_ = true, false;
+    if (granules_.held() >= limit) return refused_by_limit_ = limited, false;
     created = granules_.create(id);
     driver_full = created != kOk;
     return created == kOk;
@@ -115,7 +122,7 @@ Status Backing::find(const std::vector<uint32_t>& missing, StreamIndex stream, s
     } else {
       put_back(found);
       if (created != kOk && created != PYALLOC_OUT_OF_MEMORY) return created;
-      return fail(PYALLOC_OUT_OF_MEMORY, "%s", created != kOk ? "the driver has no memory left" : "the limit set for pyalloc is reached");
+      return fail(PYALLOC_OUT_OF_MEMORY, "%s", created != kOk ? "the driver has no memory left" : too_little);
     }
     found.push_back(one);
   }
@@ -124,10 +131,15 @@ Status Backing::find(const std::vector<uint32_t>& missing, StreamIndex stream, s
 
 void Backing::put_back(const std::vector<Found>& found) {
   for (auto one = found.rbegin(); one != found.rend(); ++one) {
-    if (one->origin == Origin::kStolen) {
-      granules_.set_idle_oldest(one->placement.handle);
-    } else {
-      granules_.put_on_shelf(one->placement.handle);
+    switch (one->origin) {
+      case Origin::kStolen:
+        granules_.set_idle_oldest(one->placement.handle);
+        break;
+      case Origin::kShelf:
+        granules_.put_on_shelf(one->placement.handle);
+        break;
+      case Origin::kCreated:
+        granules_.release(one->placement.handle);
     }
   }
 }
