@@ -14,10 +14,14 @@ uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / u
 
 const char* fault_text(Fault fault) {
   switch (fault) {
-    case Fault::kNone: return "no fault";
-    case Fault::kUnknownAddress: return "outside every reservation and allocation";
-    case Fault::kNotMapped: return "not mapped";
-    case Fault::kNoAccess: return "mapped without access for this device";
+    case Fault::kNone:
+      return "no fault";
+    case Fault::kUnknownAddress:
+      return "outside every reservation and allocation";
+    case Fault::kNotMapped:
+      return "not mapped";
+    case Fault::kNoAccess:
+      return "mapped without access for this device";
   }
   return "";
 }
@@ -135,7 +139,8 @@ void AddressSpace::remove_host(Region* region) {
   regions_.erase(region->start);
 }
 
-size_t AddressSpace::whole_mappings(Region* region, uint64_t address, uint64_t bytes, std::map<uint64_t, Mapping>::iterator* first) {
+size_t AddressSpace::whole_mappings(Region* region, uint64_t address, uint64_t bytes,
+                                    std::map<uint64_t, Mapping>::iterator* first) {
   auto it = region->mappings.find(address);
   *first = it;
   size_t count = 0;
@@ -160,7 +165,8 @@ Fault AddressSpace::translate(uint64_t address, uint64_t bytes, int device, bool
     if (region->kind == RegionKind::kPlain && stop < end) return Fault::kUnknownAddress;  // ran past an allocation
     if (it == region->mappings.begin()) return Fault::kNotMapped;
     for (--it; at < stop; ++it) {
-      if (it == region->mappings.end() || at < it->first || at - it->first >= it->second.bytes) return Fault::kNotMapped;
+      if (it == region->mappings.end() || at < it->first || at - it->first >= it->second.bytes)
+        return Fault::kNotMapped;
       const Mapping& mapping = it->second;
       unsigned need = write ? kAccessReadWrite : kAccessRead;
       if (device != kAnyDevice && (mapping.access[device] & need) != need) return Fault::kNoAccess;

@@ -38,7 +38,8 @@ void Calls::charge(Call call, double mappings, double bytes) {
 int Calls::find(const char* name) const {
   if (name == nullptr) return -1;
   for (int i = 0; i < kCalls; ++i) {
-    if (std::strcmp(kEntryPoints[i].name, name) == 0 || std::strcmp(kEntryPoints[i].symbol, name) == 0) return first_of_name_[i];
+    if (std::strcmp(kEntryPoints[i].name, name) == 0 || std::strcmp(kEntryPoints[i].symbol, name) == 0)
+      return first_of_name_[i];
   }
   return -1;
 }
@@ -50,7 +51,8 @@ int64_t Calls::count(const char* name) const {
   }
   int64_t sum = 0;
   for (int i = 0; i < kCalls; ++i) {
-    bool memory = std::strncmp(kEntryPoints[i].name, "cuMem", 5) == 0 && std::strncmp(kEntryPoints[i].name, "cuMemcpy", 8) != 0 &&
+    bool memory = std::strncmp(kEntryPoints[i].name, "cuMem", 5) == 0 &&
+                  std::strncmp(kEntryPoints[i].name, "cuMemcpy", 8) != 0 &&
                   std::strncmp(kEntryPoints[i].name, "cuMemset", 8) != 0;
     if (memory) sum += records_[i].calls;
   }

@@ -40,6 +40,16 @@ struct EntryPoint {
 };
 extern const EntryPoint kEntryPoints[static_cast<int>(Call::kCount)];
 
+// Those that answer NOT_SUPPORTED: found by cuGetProcAddress, not counted.
+struct UnsupportedEntryPoint {
+  const char* name;
+  const char* symbol;
+  int version;
+  void* address;
+};
+extern const UnsupportedEntryPoint kUnsupportedEntryPoints[];
+extern const int kUnsupportedCount;
+
 class Calls {
  public:
   Calls();

@@ -29,7 +29,8 @@ bool all_joined(Simulation& sim, const Capture& capture) {
     uint64_t handle = open.back();
     open.pop_back();
     if (!reached.insert(handle).second) continue;
-    if (NodeObject* node = sim.nodes.find(handle)) open.insert(open.end(), node->dependencies.begin(), node->dependencies.end());
+    if (NodeObject* node = sim.nodes.find(handle))
+      open.insert(open.end(), node->dependencies.begin(), node->dependencies.end());
   }
   for (const StreamObject* stream : capture.streams) {
     if (stream == capture.origin) continue;
@@ -49,7 +50,8 @@ CaptureMode& thread_capture_mode() {
 
 void invalidate(Capture& capture) { capture.invalidated = true; }
 
-Result begin_capture(Simulation& sim, StreamObject& stream, CaptureMode mode, uint64_t graph, std::vector<uint64_t> nodes) {
+Result begin_capture(Simulation& sim, StreamObject& stream, CaptureMode mode, uint64_t graph,
+                     std::vector<uint64_t> nodes) {
   if (stream.legacy) return kStreamCaptureUnsupported;
   if (stream.capture != nullptr) return kIllegalState;
   auto capture = std::make_unique<Capture>();
@@ -73,7 +75,8 @@ Result end_capture(Simulation& sim, StreamObject& stream, uint64_t* graph) {
     invalidate(*capture);
     return kStreamCaptureUnmatched;
   }
-  if (capture->mode != kCaptureRelaxed && capture->thread != std::this_thread::get_id()) return kStreamCaptureWrongThread;
+  if (capture->mode != kCaptureRelaxed && capture->thread != std::this_thread::get_id())
+    return kStreamCaptureWrongThread;
   Result result = kSuccess;
   if (capture->invalidated) {
     result = kStreamCaptureInvalidated;
@@ -89,8 +92,8 @@ Result end_capture(Simulation& sim, StreamObject& stream, uint64_t* graph) {
   } else {
     destroy_graph(sim, capture->graph);
   }
-  sim.captures.erase(
-      std::find_if(sim.captures.begin(), sim.captures.end(), [&](const auto& other) { return other.get() == capture; }));
+  sim.captures.erase(std::find_if(sim.captures.begin(), sim.captures.end(),
+                                  [&](const auto& other) { return other.get() == capture; }));
   return result;
 }
 

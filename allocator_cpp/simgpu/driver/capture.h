@@ -25,7 +25,8 @@ struct Capture {
   std::vector<StreamObject*> streams;  // the origin and those forked into it
 };
 
-Result begin_capture(Simulation& sim, StreamObject& stream, CaptureMode mode, uint64_t graph, std::vector<uint64_t> nodes);
+Result begin_capture(Simulation& sim, StreamObject& stream, CaptureMode mode, uint64_t graph,
+                     std::vector<uint64_t> nodes);
 // Ends the capture that began on the stream: the graph's handle, 0 with an error.
 Result end_capture(Simulation& sim, StreamObject& stream, uint64_t* graph);
 void invalidate(Capture& capture);

@@ -1,9 +1,8 @@
 // simgpu.h: what tests and benchmarks set and read.
-#include "../simgpu.h"
-
 #include <algorithm>
 #include <cstring>
 
+#include "../simgpu.h"
 #include "execute.h"
 #include "simulation.h"
 
@@ -35,7 +34,8 @@ size_t copy_text(const std::string& text, char* buffer, size_t capacity) {
 
 // The stream an allocator names; for a default stream without a current context, the one of the memory's device.
 StreamObject* oracle_stream(Simulation& sim, uint64_t address, void* handle) {
-  if (reinterpret_cast<uint64_t>(handle) > 2 || current_device(sim) != nullptr) return find_stream(sim, static_cast<Stream>(handle));
+  if (reinterpret_cast<uint64_t>(handle) > 2 || current_device(sim) != nullptr)
+    return find_stream(sim, static_cast<Stream>(handle));
   std::vector<Piece> pieces;
   if (sim.space.translate(address, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone) return nullptr;
   return legacy_stream(sim, sim.devices[static_cast<size_t>(pieces[0].physical->device)]);
@@ -63,7 +63,8 @@ CONTROL int simgpu_set_stream_mode(const char* mode, uint64_t seed) {
   Control control;
   StreamMode parsed;
   if (mode == nullptr || !parse_stream_mode(mode, &parsed)) {
-    last_error = std::string("stream mode '") + (mode != nullptr ? mode : "") + "'; expected immediate, deferred or timed";
+    last_error =
+        std::string("stream mode '") + (mode != nullptr ? mode : "") + "'; expected immediate, deferred or timed";
     return -1;
   }
   control.sim.scheduler.set_mode(parsed, seed);
@@ -85,8 +86,8 @@ CONTROL int64_t simgpu_pending(void) {
   return control.sim.scheduler.pending();
 }
 
-CONTROL int simgpu_launch(void* stream, const simgpu_span* reads, size_t n_reads, const simgpu_span* writes, size_t n_writes,
-                          uint8_t value) {
+CONTROL int simgpu_launch(void* stream, const simgpu_span* reads, size_t n_reads, const simgpu_span* writes,
+                          size_t n_writes, uint8_t value) {
   Control control;
   if (!control.sim.initialized) return kNotInitialized;
   StreamObject* object = find_stream(control.sim, static_cast<Stream>(stream));
@@ -189,17 +190,20 @@ CONTROL int simgpu_oracle_enabled(void) {
 CONTROL void simgpu_oracle_alloc(uint64_t address, size_t bytes, void* stream) {
   Control control;
   if (!control.sim.oracle.enabled()) return;
-  if (StreamObject* object = oracle_stream(control.sim, address, stream)) control.sim.oracle.alloc(address, bytes, *object);
+  if (StreamObject* object = oracle_stream(control.sim, address, stream))
+    control.sim.oracle.alloc(address, bytes, *object);
 }
 
 CONTROL void simgpu_oracle_free(uint64_t address, size_t bytes, void* stream) {
   Control control;
   if (!control.sim.oracle.enabled()) return;
-  if (StreamObject* object = oracle_stream(control.sim, address, stream)) control.sim.oracle.free(address, bytes, *object);
+  if (StreamObject* object = oracle_stream(control.sim, address, stream))
+    control.sim.oracle.free(address, bytes, *object);
 }
 
 CONTROL void simgpu_oracle_record(uint64_t address, size_t bytes, void* stream) {
   Control control;
   if (!control.sim.oracle.enabled()) return;
-  if (StreamObject* object = oracle_stream(control.sim, address, stream)) control.sim.oracle.record(address, bytes, *object);
+  if (StreamObject* object = oracle_stream(control.sim, address, stream))
+    control.sim.oracle.record(address, bytes, *object);
 }

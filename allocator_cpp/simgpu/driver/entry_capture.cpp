@@ -30,7 +30,8 @@ Result capture_info(Simulation& sim, Stream stream, const InfoOut& out) {
   if (out.edges != nullptr) *out.edges = nullptr;
   // The array belongs to the stream, until the next call on it.
   static_assert(sizeof(GraphNode) == sizeof(uint64_t), "handles are passed as pointers");
-  if (out.nodes != nullptr) *out.nodes = active ? reinterpret_cast<const GraphNode*>(object->capture_nodes.data()) : nullptr;
+  if (out.nodes != nullptr)
+    *out.nodes = active ? reinterpret_cast<const GraphNode*>(object->capture_nodes.data()) : nullptr;
   return kSuccess;
 }
 
@@ -62,8 +63,8 @@ SIMGPU_API Result cuStreamBeginCapture_v2(Stream stream, CaptureMode mode) {
   return begin_capture(sim, *object, mode, 0, {});
 }
 
-SIMGPU_API Result cuStreamBeginCaptureToGraph(Stream stream, Graph graph, const GraphNode* nodes, const EdgeData*, size_t count,
-                                              CaptureMode mode) {
+SIMGPU_API Result cuStreamBeginCaptureToGraph(Stream stream, Graph graph, const GraphNode* nodes, const EdgeData*,
+                                              size_t count, CaptureMode mode) {
   SIMGPU_BEGIN(cuStreamBeginCaptureToGraph);
   StreamObject* object = find_stream(sim, stream);
   if (object == nullptr) return kInvalidHandle;
@@ -97,14 +98,14 @@ SIMGPU_API Result cuStreamGetCaptureInfo(Stream stream, CaptureStatus* status, u
   return capture_info(sim, stream, {status, id});
 }
 
-SIMGPU_API Result cuStreamGetCaptureInfo_v2(Stream stream, CaptureStatus* status, uint64_t* id, Graph* graph, const GraphNode** nodes,
-                                            size_t* count) {
+SIMGPU_API Result cuStreamGetCaptureInfo_v2(Stream stream, CaptureStatus* status, uint64_t* id, Graph* graph,
+                                            const GraphNode** nodes, size_t* count) {
   SIMGPU_BEGIN(cuStreamGetCaptureInfo_v2);
   return capture_info(sim, stream, {status, id, graph, nodes, nullptr, count});
 }
 
-SIMGPU_API Result cuStreamGetCaptureInfo_v3(Stream stream, CaptureStatus* status, uint64_t* id, Graph* graph, const GraphNode** nodes,
-                                            const EdgeData** edges, size_t* count) {
+SIMGPU_API Result cuStreamGetCaptureInfo_v3(Stream stream, CaptureStatus* status, uint64_t* id, Graph* graph,
+                                            const GraphNode** nodes, const EdgeData** edges, size_t* count) {
   SIMGPU_BEGIN(cuStreamGetCaptureInfo_v3);
   return capture_info(sim, stream, {status, id, graph, nodes, edges, count});
 }

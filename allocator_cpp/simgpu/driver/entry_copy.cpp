@@ -53,7 +53,8 @@ Result copy(Simulation& sim, const CopyRequest& request, StreamObject& stream, b
   work.target_pitch = request.target_pitch;
   work.source_pitch = request.source_pitch;
   work.peer = request.peer;
-  if (work.rows > 1 && work.width == work.target_pitch && work.width == work.source_pitch) {  // contiguous on both sides
+  if (work.rows > 1 && work.width == work.target_pitch &&
+      work.width == work.source_pitch) {  // contiguous on both sides
     work.width *= work.rows;
     work.rows = 1;
   }
@@ -68,8 +69,8 @@ Result copy(Simulation& sim, const CopyRequest& request, StreamObject& stream, b
     } else {
       work.staged = std::make_shared<std::vector<char>>(work.width * work.rows);
       for (uint64_t row = 0; row < work.rows; ++row) {
-        std::memcpy(work.staged->data() + row * work.width, reinterpret_cast<const char*>(work.source + row * work.source_pitch),
-                    work.width);
+        std::memcpy(work.staged->data() + row * work.width,
+                    reinterpret_cast<const char*>(work.source + row * work.source_pitch), work.width);
       }
     }
   }
@@ -122,8 +123,8 @@ Result from_2d(const Copy2dParams* params, CopyRequest* out) {
   return kSuccess;
 }
 
-Result fill(Simulation& sim, StreamObject* stream, DevicePtr target, uint32_t value, unsigned element, uint64_t count, uint64_t rows,
-            uint64_t pitch) {
+Result fill(Simulation& sim, StreamObject* stream, DevicePtr target, uint32_t value, unsigned element, uint64_t count,
+            uint64_t rows, uint64_t pitch) {
   if (stream == nullptr) return kInvalidHandle;
   if (count == 0 || rows == 0) return kSuccess;
   if (target % element != 0) return kInvalidValue;
@@ -138,8 +139,8 @@ Result fill(Simulation& sim, StreamObject* stream, DevicePtr target, uint32_t va
   return submit(sim, *stream, kNodeMemset, work);
 }
 
-Result fill_blocking(Enter& entered, DevicePtr target, uint32_t value, unsigned element, uint64_t count, uint64_t rows = 1,
-                     uint64_t pitch = 0) {
+Result fill_blocking(Enter& entered, DevicePtr target, uint32_t value, unsigned element, uint64_t count,
+                     uint64_t rows = 1, uint64_t pitch = 0) {
   Simulation& sim = entered.sim();
   return fill(sim, legacy_stream(sim, entered.device()), target, value, element, count, rows, pitch);
 }
@@ -186,18 +187,21 @@ SIMGPU_API Result cuMemcpyDtoDAsync_v2(DevicePtr target, DevicePtr source, size_
   return copy_async(sim, flat(target, Side::kDevice, source, Side::kDevice, bytes), stream);
 }
 
-SIMGPU_API Result cuMemcpyPeer(DevicePtr target, Context target_context, DevicePtr source, Context source_context, size_t bytes) {
+SIMGPU_API Result cuMemcpyPeer(DevicePtr target, Context target_context, DevicePtr source, Context source_context,
+                               size_t bytes) {
   SIMGPU_BEGIN(cuMemcpyPeer);
-  if (context_device(sim, target_context) == nullptr || context_device(sim, source_context) == nullptr) return kInvalidContext;
+  if (context_device(sim, target_context) == nullptr || context_device(sim, source_context) == nullptr)
+    return kInvalidContext;
   CopyRequest request = flat(target, Side::kDevice, source, Side::kDevice, bytes);
   request.peer = true;
   return copy_blocking(entered, request);
 }
 
-SIMGPU_API Result cuMemcpyPeerAsync(DevicePtr target, Context target_context, DevicePtr source, Context source_context, size_t bytes,
-                                    Stream stream) {
+SIMGPU_API Result cuMemcpyPeerAsync(DevicePtr target, Context target_context, DevicePtr source, Context source_context,
+                                    size_t bytes, Stream stream) {
   SIMGPU_BEGIN(cuMemcpyPeerAsync);
-  if (context_device(sim, target_context) == nullptr || context_device(sim, source_context) == nullptr) return kInvalidContext;
+  if (context_device(sim, target_context) == nullptr || context_device(sim, source_context) == nullptr)
+    return kInvalidContext;
   CopyRequest request = flat(target, Side::kDevice, source, Side::kDevice, bytes);
   request.peer = true;
   return copy_async(sim, request, stream);
@@ -260,7 +264,8 @@ SIMGPU_API Result cuMemsetD2D8_v2(DevicePtr target, size_t pitch, unsigned char 
   return fill_blocking(entered, target, value, 1, width, height, pitch);
 }
 
-SIMGPU_API Result cuMemsetD2D8Async(DevicePtr target, size_t pitch, unsigned char value, size_t width, size_t height, Stream stream) {
+SIMGPU_API Result cuMemsetD2D8Async(DevicePtr target, size_t pitch, unsigned char value, size_t width, size_t height,
+                                    Stream stream) {
   SIMGPU_BEGIN(cuMemsetD2D8Async);
   if (height > 1 && pitch < width) return kInvalidValue;
   return fill(sim, find_stream(sim, stream), target, value, 1, width, height, pitch);

@@ -1,22 +1,22 @@
 // Entry points: devices and their primary contexts.
 #include <cstdio>
-#include <cstring>
 
+#include "device_identity.h"
 #include "simulation.h"
 
 using namespace simgpu;
 
 namespace {
 
-constexpr int kPciBase = 0x10;
-
 int attribute_value(int attribute) {
   switch (attribute) {
 #define ATTRIBUTE(number, value) \
-  case number: return value;
+  case number:                   \
+    return value;
 #include "device_attributes.def"
 #undef ATTRIBUTE
-    default: return 0;
+    default:
+      return 0;
   }
 }
 
@@ -45,8 +45,7 @@ Result set_primary_flags(Simulation& sim, Device device, unsigned flags) {
 Result device_uuid(Simulation& sim, Uuid* uuid, Device device) {
   if (uuid == nullptr) return kInvalidValue;
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
-  std::memcpy(uuid->bytes, "simgpu-device-00", 16);
-  uuid->bytes[15] = static_cast<unsigned char>('0' + device);
+  write_uuid_bytes(device, uuid->bytes);
   return kSuccess;
 }
 
@@ -71,7 +70,7 @@ SIMGPU_API Result cuDeviceGetName(char* name, int length, Device device) {
   SIMGPU_BEGIN(cuDeviceGetName);
   if (name == nullptr || length < 1) return kInvalidValue;
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
-  std::snprintf(name, static_cast<size_t>(length), "Simulated GPU (simgpu)");
+  std::snprintf(name, static_cast<size_t>(length), "%s", kDeviceName);
   return kSuccess;
 }
 
@@ -98,7 +97,7 @@ SIMGPU_API Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, De
   if (value == nullptr || attribute < 1 || attribute > 200) return kInvalidValue;
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
   constexpr int kPciBusId = 33;
-  *value = attribute == kPciBusId ? kPciBase + device : attribute_value(attribute);
+  *value = attribute == kPciBusId ? kFirstPciBus + device : attribute_value(attribute);
   return kSuccess;
 }
 
@@ -106,7 +105,7 @@ SIMGPU_API Result cuDeviceGetPCIBusId(char* text, int length, Device device) {
   SIMGPU_BEGIN(cuDeviceGetPCIBusId);
   if (text == nullptr || length < 13) return kInvalidValue;
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
-  std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", static_cast<unsigned>(kPciBase + device));
+  std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", static_cast<unsigned>(kFirstPciBus + device));
   return kSuccess;
 }
 
@@ -114,7 +113,7 @@ SIMGPU_API Result cuDeviceGetByPCIBusId(Device* device, const char* text) {
   SIMGPU_BEGIN(cuDeviceGetByPCIBusId);
   unsigned domain = 0, bus = 0;
   if (device == nullptr || text == nullptr || std::sscanf(text, "%x:%x", &domain, &bus) != 2) return kInvalidValue;
-  int ordinal = static_cast<int>(bus) - kPciBase;
+  int ordinal = static_cast<int>(bus) - kFirstPciBus;
   if (domain != 0 || find_device(sim, ordinal) == nullptr) return kInvalidDevice;
   *device = ordinal;
   return kSuccess;
@@ -132,7 +131,8 @@ SIMGPU_API Result cuDeviceGetP2PAttribute(int* value, int attribute, Device sour
   SIMGPU_BEGIN(cuDeviceGetP2PAttribute);
   constexpr int kPerformanceRank = 1, kAccessSupported = 2, kNativeAtomics = 3;
   if (value == nullptr) return kInvalidValue;
-  if (find_device(sim, source) == nullptr || find_device(sim, target) == nullptr || source == target) return kInvalidDevice;
+  if (find_device(sim, source) == nullptr || find_device(sim, target) == nullptr || source == target)
+    return kInvalidDevice;
   if (attribute == kPerformanceRank) return *value = 0, kSuccess;
   *value = attribute == kAccessSupported || attribute == kNativeAtomics ? 1 : 0;
   return kSuccess;

@@ -25,7 +25,8 @@ Result elapsed(Simulation& sim, float* milliseconds, Event start, Event end) {
   EventObject *first = sim.events.find(start), *second = sim.events.find(end);
   if (first == nullptr || second == nullptr) return kInvalidHandle;
   if (milliseconds == nullptr) return kInvalidValue;
-  if (!first->recorded || !second->recorded || ((first->flags | second->flags) & kEventDisableTiming) != 0) return kInvalidHandle;
+  if (!first->recorded || !second->recorded || ((first->flags | second->flags) & kEventDisableTiming) != 0)
+    return kInvalidHandle;
   if (first->capture != 0 || second->capture != 0) return kCapturedEvent;
   if (!event_complete(sim, *first) || !event_complete(sim, *second)) return kNotReady;
   *milliseconds = static_cast<float>((second->completed_at - first->completed_at) / 1000);

@@ -20,9 +20,11 @@ bool collect(Simulation& sim, Graph graph, const GraphNode* nodes, size_t count,
   return true;
 }
 
-Result add(Simulation& sim, GraphNode* out, Graph graph, const GraphNode* nodes, size_t count, NodeType type, Work work) {
+Result add(Simulation& sim, GraphNode* out, Graph graph, const GraphNode* nodes, size_t count, NodeType type,
+           Work work) {
   std::vector<uint64_t> dependencies;
-  if (out == nullptr || sim.graphs.find(graph) == nullptr || !collect(sim, graph, nodes, count, &dependencies)) return kInvalidValue;
+  if (out == nullptr || sim.graphs.find(graph) == nullptr || !collect(sim, graph, nodes, count, &dependencies))
+    return kInvalidValue;
   *out = reinterpret_cast<GraphNode>(add_node(sim, number(graph), type, std::move(work), dependencies));
   return kSuccess;
 }
@@ -37,7 +39,8 @@ Result add_child(Simulation& sim, GraphNode* out, Graph graph, const GraphNode* 
 
 Result copy_work(Simulation& sim, const Copy3dParams* params, CopyWork* out) {
   if (params == nullptr) return kInvalidValue;
-  if (params->source.type == kMemoryArray || params->target.type == kMemoryArray || params->depth > 1) return kNotSupported;
+  if (params->source.type == kMemoryArray || params->target.type == kMemoryArray || params->depth > 1)
+    return kNotSupported;
   auto address = [](const Copy3dSide& side) {
     return (side.type == kMemoryHost ? number(side.host) : side.device) + side.y * side.pitch + side.x_bytes;
   };
@@ -76,10 +79,12 @@ HostWork host_work(const HostNodeParams& params) {
   return work;
 }
 
-Result add_any(Simulation& sim, GraphNode* out, Graph graph, const GraphNode* nodes, size_t count, const GraphNodeParams* params) {
+Result add_any(Simulation& sim, GraphNode* out, Graph graph, const GraphNode* nodes, size_t count,
+               const GraphNodeParams* params) {
   if (params == nullptr) return kInvalidValue;
   switch (params->type) {
-    case kNodeKernel: return add(sim, out, graph, nodes, count, kNodeKernel, KernelWork{params->kernel});
+    case kNodeKernel:
+      return add(sim, out, graph, nodes, count, kNodeKernel, KernelWork{params->kernel});
     case kNodeMemcpy: {
       CopyWork work;
       if (Result error = copy_work(sim, &params->memcpy.copy, &work)) return error;
@@ -90,18 +95,25 @@ Result add_any(Simulation& sim, GraphNode* out, Graph graph, const GraphNode* no
       if (Result error = fill_work(&params->memset.memset, &work)) return error;
       return add(sim, out, graph, nodes, count, kNodeMemset, work);
     }
-    case kNodeHost: return add(sim, out, graph, nodes, count, kNodeHost, host_work(params->host));
-    case kNodeEmpty: return add(sim, out, graph, nodes, count, kNodeEmpty, EmptyWork{});
-    case kNodeGraph: return add_child(sim, out, graph, nodes, count, params->child.graph);
-    case kNodeWaitEvent: return add(sim, out, graph, nodes, count, kNodeWaitEvent, WaitWork{number(params->event.event)});
-    case kNodeEventRecord: return add(sim, out, graph, nodes, count, kNodeEventRecord, RecordWork{number(params->event.event), 0});
-    default: return kNotSupported;
+    case kNodeHost:
+      return add(sim, out, graph, nodes, count, kNodeHost, host_work(params->host));
+    case kNodeEmpty:
+      return add(sim, out, graph, nodes, count, kNodeEmpty, EmptyWork{});
+    case kNodeGraph:
+      return add_child(sim, out, graph, nodes, count, params->child.graph);
+    case kNodeWaitEvent:
+      return add(sim, out, graph, nodes, count, kNodeWaitEvent, WaitWork{number(params->event.event)});
+    case kNodeEventRecord:
+      return add(sim, out, graph, nodes, count, kNodeEventRecord, RecordWork{number(params->event.event), 0});
+    default:
+      return kNotSupported;
   }
 }
 
 Result add_dependencies(Simulation& sim, Graph graph, const GraphNode* from, const GraphNode* to, size_t count) {
   std::vector<uint64_t> before, after;
-  if (sim.graphs.find(graph) == nullptr || !collect(sim, graph, from, count, &before) || !collect(sim, graph, to, count, &after)) {
+  if (sim.graphs.find(graph) == nullptr || !collect(sim, graph, from, count, &before) ||
+      !collect(sim, graph, to, count, &after)) {
     return kInvalidValue;
   }
   for (size_t i = 0; i < count; ++i) sim.nodes.find(after[i])->dependencies.push_back(before[i]);
@@ -176,8 +188,8 @@ SIMGPU_API Result cuGraphAddKernelNode_v2(GraphNode* node, Graph graph, const Gr
   return add(sim, node, graph, nodes, count, kNodeKernel, KernelWork{*params});
 }
 
-SIMGPU_API Result cuGraphAddMemcpyNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count, const Copy3dParams* params,
-                                       Context context) {
+SIMGPU_API Result cuGraphAddMemcpyNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count,
+                                       const Copy3dParams* params, Context context) {
   SIMGPU_BEGIN(cuGraphAddMemcpyNode);
   if (context_device(sim, context) == nullptr) return kInvalidContext;
   CopyWork work;
@@ -194,7 +206,8 @@ SIMGPU_API Result cuGraphAddMemsetNode(GraphNode* node, Graph graph, const Graph
   return add(sim, node, graph, nodes, count, kNodeMemset, work);
 }
 
-SIMGPU_API Result cuGraphAddHostNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count, const HostNodeParams* params) {
+SIMGPU_API Result cuGraphAddHostNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count,
+                                     const HostNodeParams* params) {
   SIMGPU_BEGIN(cuGraphAddHostNode);
   if (params == nullptr || params->function == nullptr) return kInvalidValue;
   return add(sim, node, graph, nodes, count, kNodeHost, host_work(*params));
@@ -205,24 +218,28 @@ SIMGPU_API Result cuGraphAddEmptyNode(GraphNode* node, Graph graph, const GraphN
   return add(sim, node, graph, nodes, count, kNodeEmpty, EmptyWork{});
 }
 
-SIMGPU_API Result cuGraphAddChildGraphNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count, Graph child) {
+SIMGPU_API Result cuGraphAddChildGraphNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count,
+                                           Graph child) {
   SIMGPU_BEGIN(cuGraphAddChildGraphNode);
   return add_child(sim, node, graph, nodes, count, child);
 }
 
-SIMGPU_API Result cuGraphAddEventRecordNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count, Event event) {
+SIMGPU_API Result cuGraphAddEventRecordNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count,
+                                            Event event) {
   SIMGPU_BEGIN(cuGraphAddEventRecordNode);
   if (sim.events.find(event) == nullptr) return kInvalidValue;
   return add(sim, node, graph, nodes, count, kNodeEventRecord, RecordWork{number(event), 0});
 }
 
-SIMGPU_API Result cuGraphAddEventWaitNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count, Event event) {
+SIMGPU_API Result cuGraphAddEventWaitNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count,
+                                          Event event) {
   SIMGPU_BEGIN(cuGraphAddEventWaitNode);
   if (sim.events.find(event) == nullptr) return kInvalidValue;
   return add(sim, node, graph, nodes, count, kNodeWaitEvent, WaitWork{number(event)});
 }
 
-SIMGPU_API Result cuGraphAddNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count, GraphNodeParams* params) {
+SIMGPU_API Result cuGraphAddNode(GraphNode* node, Graph graph, const GraphNode* nodes, size_t count,
+                                 GraphNodeParams* params) {
   SIMGPU_BEGIN(cuGraphAddNode);
   return add_any(sim, node, graph, nodes, count, params);
 }
@@ -238,7 +255,8 @@ SIMGPU_API Result cuGraphAddDependencies(Graph graph, const GraphNode* from, con
   return add_dependencies(sim, graph, from, to, count);
 }
 
-SIMGPU_API Result cuGraphAddDependencies_v2(Graph graph, const GraphNode* from, const GraphNode* to, const EdgeData*, size_t count) {
+SIMGPU_API Result cuGraphAddDependencies_v2(Graph graph, const GraphNode* from, const GraphNode* to, const EdgeData*,
+                                            size_t count) {
   SIMGPU_BEGIN(cuGraphAddDependencies_v2);
   return add_dependencies(sim, graph, from, to, count);
 }

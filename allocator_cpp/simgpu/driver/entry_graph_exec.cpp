@@ -100,7 +100,8 @@ SIMGPU_API Result cuGraphUpload(GraphExec exec, Stream stream) {
   return find_stream(sim, stream) != nullptr ? kSuccess : kInvalidHandle;
 }
 
-SIMGPU_API Result cuUserObjectCreate(UserObject* out, void* pointer, HostFunction destroy, unsigned references, unsigned flags) {
+SIMGPU_API Result cuUserObjectCreate(UserObject* out, void* pointer, HostFunction destroy, unsigned references,
+                                     unsigned flags) {
   SIMGPU_BEGIN(cuUserObjectCreate);
   constexpr unsigned kNoDestructorSync = 1;
   if (out == nullptr || destroy == nullptr || references == 0 || flags != kNoDestructorSync) return kInvalidValue;

@@ -73,34 +73,51 @@ Result pointer_attribute(Simulation& sim, void* data, PointerAttribute attribute
   int device = mapping != nullptr ? mapping->physical->device : 0;
   switch (attribute) {
     case kPointerContext:
-      return answer<Context>(data, plain ? reinterpret_cast<Context>(sim.devices[static_cast<size_t>(device)].context) : nullptr);
-    case kPointerMemoryType: return answer<unsigned>(data, host ? kMemoryHost : kMemoryDevice);
-    case kPointerDevicePointer: return answer<DevicePtr>(data, address);
+      return answer<Context>(data, plain ? reinterpret_cast<Context>(sim.devices[static_cast<size_t>(device)].context)
+                                         : nullptr);
+    case kPointerMemoryType:
+      return answer<unsigned>(data, host ? kMemoryHost : kMemoryDevice);
+    case kPointerDevicePointer:
+      return answer<DevicePtr>(data, address);
     case kPointerHostPointer:
       if (!host) return kInvalidValue;
       return answer<DevicePtr>(data, address);
-    case kPointerSyncMemops: return answer<int>(data, 0);
+    case kPointerSyncMemops:
+      return answer<int>(data, 0);
     case kPointerBufferId:
     case kPointerMemoryBlockId:
       return answer<unsigned long long>(data, plain || host ? region->serial : mapping->physical->address >> 12);
-    case kPointerIsManaged: return answer<unsigned char>(data, 0);
-    case kPointerDeviceOrdinal: return answer<int>(data, device);
-    case kPointerIpcCapable: return answer<unsigned char>(data, plain && region->pool == 0 ? 1 : 0);
-    case kPointerRangeStart: return answer<DevicePtr>(data, region->start);
-    case kPointerRangeSize: return answer<size_t>(data, region->bytes);
-    case kPointerMapped: return answer<unsigned char>(data, 1);
+    case kPointerIsManaged:
+      return answer<unsigned char>(data, 0);
+    case kPointerDeviceOrdinal:
+      return answer<int>(data, device);
+    case kPointerIpcCapable:
+      return answer<unsigned char>(data, plain && region->pool == 0 ? 1 : 0);
+    case kPointerRangeStart:
+      return answer<DevicePtr>(data, region->start);
+    case kPointerRangeSize:
+      return answer<size_t>(data, region->bytes);
+    case kPointerMapped:
+      return answer<unsigned char>(data, 1);
     case kPointerAllowedHandleTypes:
       return answer<unsigned>(data, mapping != nullptr && !plain ? mapping->physical->prop.requested_handle_types : 0);
     case kPointerRdmaCapable:
-      return answer<unsigned char>(data, plain || (mapping != nullptr && mapping->physical->prop.flags.gpu_direct_rdma_capable) ? 1 : 0);
+      return answer<unsigned char>(data, plain || (mapping != nullptr &&
+                                                   mapping->physical->prop.flags.gpu_direct_rdma_capable)
+                                             ? 1
+                                             : 0);
     case kPointerAccessFlags: {
       DeviceState* current = current_device(sim);
-      unsigned access = mapping != nullptr && current != nullptr ? mapping->access[static_cast<size_t>(current->ordinal)] : 3u;
+      unsigned access =
+          mapping != nullptr && current != nullptr ? mapping->access[static_cast<size_t>(current->ordinal)] : 3u;
       return answer<unsigned>(data, access);
     }
-    case kPointerMempoolHandle: return answer<uint64_t>(data, region->pool);
-    case kPointerMappingSize: return answer<size_t>(data, mapping != nullptr ? mapping->bytes : region->bytes);
-    case kPointerMappingBase: return answer<DevicePtr>(data, start);
+    case kPointerMempoolHandle:
+      return answer<uint64_t>(data, region->pool);
+    case kPointerMappingSize:
+      return answer<size_t>(data, mapping != nullptr ? mapping->bytes : region->bytes);
+    case kPointerMappingBase:
+      return answer<DevicePtr>(data, start);
   }
   return kInvalidValue;
 }
@@ -121,7 +138,8 @@ SIMGPU_API Result cuMemFreeHost(void* address) {
   SIMGPU_BEGIN(cuMemFreeHost);
   if (address == nullptr) return kSuccess;
   Region* region = find_host(sim, address);
-  if (region == nullptr || region->registered || region->start != reinterpret_cast<uint64_t>(address)) return kInvalidValue;
+  if (region == nullptr || region->registered || region->start != reinterpret_cast<uint64_t>(address))
+    return kInvalidValue;
   for (DeviceState& device : sim.devices) sim.scheduler.wait_device(device.ordinal);
   region = find_host(sim, address);
   if (region == nullptr) return kInvalidValue;

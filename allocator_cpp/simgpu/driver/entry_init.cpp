@@ -43,21 +43,29 @@ const char* error_string(int value) {
   return text.c_str();
 }
 
-// The newest version of the name that is no newer than asked for.
-ProcAddressStatus resolve(const char* name, int version, void** address) {
+// The newest version of the name that is no newer than asked for; a symbol's own name finds it too.
+template <typename Entry>
+ProcAddressStatus resolve_among(const Entry* entries, int count, const char* name, int version, void** address) {
   bool known = false;
-  *address = nullptr;
-  for (const EntryPoint& entry : kEntryPoints) {
+  for (int i = 0; i < count; ++i) {
+    const Entry& entry = entries[i];
     if (std::strcmp(entry.name, name) != 0) continue;
     known = true;
     if (entry.version <= version) *address = entry.address;
   }
   if (*address != nullptr) return kProcFound;
   if (known) return kProcVersionTooLow;
-  for (const EntryPoint& entry : kEntryPoints) {  // asked for by its exported name
-    if (std::strcmp(entry.symbol, name) == 0) return *address = entry.address, kProcFound;
+  for (int i = 0; i < count; ++i) {
+    if (std::strcmp(entries[i].symbol, name) == 0) return *address = entries[i].address, kProcFound;
   }
   return kProcNotFound;
+}
+
+ProcAddressStatus resolve(const char* name, int version, void** address) {
+  *address = nullptr;
+  ProcAddressStatus status = resolve_among(kEntryPoints, static_cast<int>(Call::kCount), name, version, address);
+  return status != kProcNotFound ? status
+                                 : resolve_among(kUnsupportedEntryPoints, kUnsupportedCount, name, version, address);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ struct EventTicket {
   char magic[8];
   int pid, slot, device;
 };
-static_assert(sizeof(MemoryTicket) <= sizeof(IpcHandle) && sizeof(EventTicket) <= sizeof(IpcHandle), "a ticket fits a handle");
+static_assert(sizeof(MemoryTicket) <= sizeof(IpcHandle) && sizeof(EventTicket) <= sizeof(IpcHandle),
+              "a ticket fits a handle");
 constexpr char kMemoryMagic[8] = "simgpum", kEventMagic[8] = "simgpue";
 
 std::map<std::string, uint64_t>& opened() {  // handle bytes -> address, of what this process has open
@@ -34,7 +35,8 @@ std::map<std::string, uint64_t>& opened() {  // handle bytes -> address, of what
 SIMGPU_API Result cuIpcGetMemHandle(IpcHandle* handle, DevicePtr address) {
   SIMGPU_BEGIN(cuIpcGetMemHandle);
   Region* region = sim.space.find_device(address, 1);
-  if (handle == nullptr || region == nullptr || region->kind != RegionKind::kPlain || region->pool != 0) return kInvalidValue;
+  if (handle == nullptr || region == nullptr || region->kind != RegionKind::kPlain || region->pool != 0)
+    return kInvalidValue;
   if (region->ipc_references > 0) return kInvalidValue;  // only its owner hands it on
   if (!sim.memory.make_shareable(*region->owned)) return kOutOfMemory;
   MemoryTicket ticket{};
@@ -116,7 +118,8 @@ SIMGPU_API Result cuIpcOpenEventHandle(Event* event, IpcHandle handle) {
   std::memcpy(&ticket, handle.bytes, sizeof(ticket));
   if (event == nullptr || std::memcmp(ticket.magic, kEventMagic, sizeof(ticket.magic)) != 0) return kInvalidValue;
   if (ticket.pid == getpid()) return kInvalidContext;
-  if (sim.session.event_recorded(ticket.slot) == nullptr || find_device(sim, ticket.device) == nullptr) return kInvalidValue;
+  if (sim.session.event_recorded(ticket.slot) == nullptr || find_device(sim, ticket.device) == nullptr)
+    return kInvalidValue;
   auto object = std::make_unique<EventObject>();
   object->device = ticket.device;
   object->flags = kEventInterprocess | kEventDisableTiming;

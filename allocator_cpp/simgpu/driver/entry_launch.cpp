@@ -35,10 +35,12 @@ Result occupancy(int* blocks, int block_size) {
 }  // namespace
 
 SIMGPU_API Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                 unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments,
-                                 void** extra) {
+                                 unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream,
+                                 void** arguments, void** extra) {
   SIMGPU_BEGIN(cuLaunchKernel);
-  return launch(sim, {function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, arguments, extra, nullptr, nullptr},
+  return launch(sim,
+                {function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, arguments, extra, nullptr,
+                 nullptr},
                 stream);
 }
 
@@ -46,16 +48,18 @@ SIMGPU_API Result cuLaunchKernelEx(const LaunchConfig* config, Function function
   SIMGPU_BEGIN(cuLaunchKernelEx);
   if (config == nullptr) return kInvalidValue;
   return launch(sim,
-                {function, config->grid_x, config->grid_y, config->grid_z, config->block_x, config->block_y, config->block_z,
-                 config->shared_bytes, arguments, extra, nullptr, nullptr},
+                {function, config->grid_x, config->grid_y, config->grid_z, config->block_x, config->block_y,
+                 config->block_z, config->shared_bytes, arguments, extra, nullptr, nullptr},
                 config->stream);
 }
 
-SIMGPU_API Result cuLaunchCooperativeKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                            unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream,
-                                            void** arguments) {
+SIMGPU_API Result cuLaunchCooperativeKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                            Stream stream, void** arguments) {
   SIMGPU_BEGIN(cuLaunchCooperativeKernel);
-  return launch(sim, {function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, arguments, nullptr, nullptr, nullptr},
+  return launch(sim,
+                {function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, arguments, nullptr, nullptr,
+                 nullptr},
                 stream);
 }
 
@@ -65,12 +69,21 @@ SIMGPU_API Result cuFuncGetAttribute(int* value, int attribute, Function functio
   if (value == nullptr || attribute < 0 || attribute > 15) return kInvalidValue;
   if (function == nullptr) return kInvalidHandle;
   switch (attribute) {
-    case kMaxThreads: *value = 1024; break;
-    case kRegisters: *value = 32; break;
+    case kMaxThreads:
+      *value = 1024;
+      break;
+    case kRegisters:
+      *value = 32;
+      break;
     case kPtxVersion:
-    case kBinaryVersion: *value = 90; break;
-    case kMaxDynamicShared: *value = 232448; break;
-    default: *value = 0;
+    case kBinaryVersion:
+      *value = 90;
+      break;
+    case kMaxDynamicShared:
+      *value = 232448;
+      break;
+    default:
+      *value = 0;
   }
   return kSuccess;
 }
@@ -99,7 +112,8 @@ SIMGPU_API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Funct
   return occupancy(blocks, block_size);
 }
 
-SIMGPU_API Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Function, int block_size, size_t, unsigned) {
+SIMGPU_API Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Function, int block_size, size_t,
+                                                                       unsigned) {
   SIMGPU_BEGIN(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags);
   return occupancy(blocks, block_size);
 }

@@ -54,7 +54,8 @@ SIMGPU_API Result cuMemFree_v2(DevicePtr address) {
   SIMGPU_BEGIN(cuMemFree_v2);
   if (address == 0) return kSuccess;
   Region* region = sim.space.find(address);
-  if (region == nullptr || region->kind != RegionKind::kPlain || region->start != address || region->ipc_references > 0) {
+  if (region == nullptr || region->kind != RegionKind::kPlain || region->start != address ||
+      region->ipc_references > 0) {
     return kInvalidValue;
   }
   int device = region->device;

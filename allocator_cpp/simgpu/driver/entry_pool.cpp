@@ -85,14 +85,19 @@ SIMGPU_API Result cuMemPoolSetAttribute(MemoryPool pool, int attribute, void* va
   switch (attribute) {
     case 1:
     case 2:
-    case 3: object->reuse[attribute - 1] = *static_cast<int*>(value); return kSuccess;
-    case 4: object->release_threshold = *static_cast<uint64_t*>(value); return kSuccess;
+    case 3:
+      object->reuse[attribute - 1] = *static_cast<int*>(value);
+      return kSuccess;
+    case 4:
+      object->release_threshold = *static_cast<uint64_t*>(value);
+      return kSuccess;
     case 6:
     case 8:  // the high marks can only be reset
       if (*static_cast<uint64_t*>(value) != 0) return kInvalidValue;
       object->used_high = object->used;
       return kSuccess;
-    default: return kInvalidValue;
+    default:
+      return kInvalidValue;
   }
 }
 
@@ -103,13 +108,22 @@ SIMGPU_API Result cuMemPoolGetAttribute(MemoryPool pool, int attribute, void* va
   switch (attribute) {
     case 1:
     case 2:
-    case 3: *static_cast<int*>(value) = object->reuse[attribute - 1]; return kSuccess;
-    case 4: *static_cast<uint64_t*>(value) = object->release_threshold; return kSuccess;
+    case 3:
+      *static_cast<int*>(value) = object->reuse[attribute - 1];
+      return kSuccess;
+    case 4:
+      *static_cast<uint64_t*>(value) = object->release_threshold;
+      return kSuccess;
     case 5:  // reserved: what is used, since a pool keeps nothing
-    case 7: *static_cast<uint64_t*>(value) = object->used; return kSuccess;
+    case 7:
+      *static_cast<uint64_t*>(value) = object->used;
+      return kSuccess;
     case 6:
-    case 8: *static_cast<uint64_t*>(value) = object->used_high; return kSuccess;
-    default: return kInvalidValue;
+    case 8:
+      *static_cast<uint64_t*>(value) = object->used_high;
+      return kSuccess;
+    default:
+      return kInvalidValue;
   }
 }
 
@@ -117,7 +131,8 @@ SIMGPU_API Result cuMemPoolSetAccess(MemoryPool pool, const AccessDesc* access, 
   SIMGPU_BEGIN(cuMemPoolSetAccess);
   if (sim.pools.find(pool) == nullptr || access == nullptr || count == 0) return kInvalidValue;
   for (size_t i = 0; i < count; ++i) {
-    if (access[i].location.type != kLocationDevice || find_device(sim, access[i].location.id) == nullptr) return kInvalidDevice;
+    if (access[i].location.type != kLocationDevice || find_device(sim, access[i].location.id) == nullptr)
+      return kInvalidDevice;
   }
   return kSuccess;  // its memory is reachable from every device already
 }

@@ -5,6 +5,9 @@
 #define ENTRY(name, symbol, version, traits) extern "C" void symbol();
 #include "entry_points.def"
 #undef ENTRY
+#define UNSUPPORTED(name, symbol, version, purpose) extern "C" void symbol();
+#include "unsupported_entry_points.def"
+#undef UNSUPPORTED
 
 namespace simgpu {
 
@@ -13,5 +16,12 @@ const EntryPoint kEntryPoints[static_cast<int>(Call::kCount)] = {
 #include "entry_points.def"
 #undef ENTRY
 };
+
+const UnsupportedEntryPoint kUnsupportedEntryPoints[] = {
+#define UNSUPPORTED(name, symbol, version, purpose) {#name, #symbol, version, reinterpret_cast<void*>(&::symbol)},
+#include "unsupported_entry_points.def"
+#undef UNSUPPORTED
+};
+const int kUnsupportedCount = sizeof(kUnsupportedEntryPoints) / sizeof(kUnsupportedEntryPoints[0]);
 
 }  // namespace simgpu

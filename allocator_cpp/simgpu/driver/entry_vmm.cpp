@@ -40,7 +40,8 @@ SIMGPU_API Result cuMemGetAllocationGranularity(size_t* bytes, const AllocationP
   return kSuccess;
 }
 
-SIMGPU_API Result cuMemAddressReserve(DevicePtr* address, size_t bytes, size_t alignment, DevicePtr hint, unsigned long long flags) {
+SIMGPU_API Result cuMemAddressReserve(DevicePtr* address, size_t bytes, size_t alignment, DevicePtr hint,
+                                      unsigned long long flags) {
   SIMGPU_BEGIN(cuMemAddressReserve);
   if (address == nullptr || flags != 0 || !whole_granules(bytes) || !power_of_two(alignment)) return kInvalidValue;
   uint64_t start = sim.space.reserve(bytes, alignment, hint);
@@ -58,7 +59,8 @@ SIMGPU_API Result cuMemAddressFree(DevicePtr address, size_t bytes) {
     return kInvalidValue;
   }
   if (!region->mappings.empty()) {
-    sim.violations.add("cuMemAddressFree of 0x%llx+%zu, which has %zu mappings", address, bytes, region->mappings.size());
+    sim.violations.add("cuMemAddressFree of 0x%llx+%zu, which has %zu mappings", address, bytes,
+                       region->mappings.size());
     return kInvalidValue;
   }
   sim.space.free_reservation(region);
@@ -164,7 +166,8 @@ SIMGPU_API Result cuMemUnmap(DevicePtr address, size_t bytes) {
   if (sim.scheduler.pending() > 0) {
     int64_t stream = sim.scheduler.doom_users(address, bytes);
     if (stream >= 0) {
-      sim.violations.add("cuMemUnmap of 0x%llx+%zu, which work queued on stream %lld still uses", address, bytes, (long long)stream);
+      sim.violations.add("cuMemUnmap of 0x%llx+%zu, which work queued on stream %lld still uses", address, bytes,
+                         (long long)stream);
     }
   }
   sim.oracle.on_unmap(address, bytes);
@@ -184,7 +187,8 @@ SIMGPU_API Result cuMemRetainAllocationHandle(MemHandle* handle, void* address) 
   DevicePtr at = reinterpret_cast<DevicePtr>(address);
   std::vector<Piece> pieces;
   Region* region = find_reservation(sim, at, 1);
-  if (region == nullptr || sim.space.translate(at, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone) return kInvalidValue;
+  if (region == nullptr || sim.space.translate(at, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone)
+    return kInvalidValue;
   ++pieces[0].physical->handles;
   *handle = pieces[0].physical->handle;
   return kSuccess;
@@ -198,7 +202,8 @@ SIMGPU_API Result cuMemGetAllocationPropertiesFromHandle(AllocationProp* prop, M
   return kSuccess;
 }
 
-SIMGPU_API Result cuMemExportToShareableHandle(void* shareable, MemHandle handle, HandleType type, unsigned long long flags) {
+SIMGPU_API Result cuMemExportToShareableHandle(void* shareable, MemHandle handle, HandleType type,
+                                               unsigned long long flags) {
   SIMGPU_BEGIN(cuMemExportToShareableHandle);
   if (shareable == nullptr || flags != 0) return kInvalidValue;
   Physical* physical = find_handle(sim, handle);

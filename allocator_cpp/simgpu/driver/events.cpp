@@ -30,12 +30,14 @@ Result wait_event(Simulation& sim, StreamObject& stream, EventObject& event) {
 }
 
 bool event_complete(Simulation& sim, const EventObject& event) {
-  if (event.imported) return *sim.session.event_completed(event.shared_slot) >= *sim.session.event_recorded(event.shared_slot);
+  if (event.imported)
+    return *sim.session.event_completed(event.shared_slot) >= *sim.session.event_recorded(event.shared_slot);
   return !event.recorded || sim.scheduler.complete(event.position);
 }
 
 Result synchronize_event(Simulation& sim, EventObject& event) {
-  if (event.imported) return sim.scheduler.wait_foreign(event.shared_slot, *sim.session.event_recorded(event.shared_slot));
+  if (event.imported)
+    return sim.scheduler.wait_foreign(event.shared_slot, *sim.session.event_recorded(event.shared_slot));
   if (!event.recorded) return kSuccess;
   std::shared_ptr<VectorClock> clock = event.clock;
   Result result = sim.scheduler.wait(event.position);

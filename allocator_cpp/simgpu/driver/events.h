@@ -14,9 +14,9 @@ struct EventObject {
   unsigned flags = 0;
   bool recorded = false;
   Position position;
-  uint64_t record = 0;         // number of records made
-  double completed_at = 0;     // us, of the last record that completed
-  uint64_t capture = 0;        // id of the capture it was last recorded in; 0: not captured
+  uint64_t record = 0;          // number of records made
+  double completed_at = 0;      // us, of the last record that completed
+  uint64_t capture = 0;         // id of the capture it was last recorded in; 0: not captured
   std::vector<uint64_t> nodes;  // captured: the stream's nodes at the record
   std::shared_ptr<VectorClock> clock;
   int shared_slot = -1;  // interprocess: in the session's table

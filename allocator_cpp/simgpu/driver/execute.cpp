@@ -17,7 +17,8 @@ std::string describe(const char* what, uint64_t address, uint64_t bytes, Fault f
 }
 
 // Finds the pieces behind a range, as the device would; a fault is recorded and false returned.
-bool reach(Simulation& sim, const char* what, uint64_t address, uint64_t bytes, int device, bool write, std::vector<Piece>* pieces) {
+bool reach(Simulation& sim, const char* what, uint64_t address, uint64_t bytes, int device, bool write,
+           std::vector<Piece>* pieces) {
   pieces->clear();
   Fault fault = sim.space.translate(address, bytes, device, write, pieces);
   if (fault == Fault::kNone) return true;
@@ -33,15 +34,19 @@ int access_device(Simulation& sim, const CopyWork& copy, uint64_t address, int s
   return pieces[0].physical->device;
 }
 
-bool copy_row(Simulation& sim, const CopyWork& copy, uint64_t target, uint64_t source, const char* staged, uint64_t bytes, int device) {
+bool copy_row(Simulation& sim, const CopyWork& copy, uint64_t target, uint64_t source, const char* staged,
+              uint64_t bytes, int device) {
   if (bytes == 0) return true;
   std::vector<Piece>&to = sim.pieces, &from = sim.more_pieces;
   bool done = true;
-  if (!copy.target_host && !reach(sim, "write by a copy", target, bytes, access_device(sim, copy, target, device), true, &to)) {
+  if (!copy.target_host &&
+      !reach(sim, "write by a copy", target, bytes, access_device(sim, copy, target, device), true, &to)) {
     return false;
   }
   bool from_host = copy.source_host || staged != nullptr;
-  if (!from_host && !reach(sim, "read by a copy", source, bytes, access_device(sim, copy, source, device), false, &from)) return false;
+  if (!from_host &&
+      !reach(sim, "read by a copy", source, bytes, access_device(sim, copy, source, device), false, &from))
+    return false;
   const char* host_source = staged != nullptr ? staged : reinterpret_cast<const char*>(source);
   char* host_target = reinterpret_cast<char*>(target);
   if (from_host && copy.target_host) {
@@ -61,7 +66,8 @@ bool copy_row(Simulation& sim, const CopyWork& copy, uint64_t target, uint64_t s
     uint64_t skip_to = 0, skip_from = 0;
     while (i < to.size()) {
       uint64_t n = std::min(to[i].bytes - skip_to, from[j].bytes - skip_from);
-      done = done && sim.memory.copy(*to[i].physical, to[i].offset + skip_to, *from[j].physical, from[j].offset + skip_from, n);
+      done = done &&
+             sim.memory.copy(*to[i].physical, to[i].offset + skip_to, *from[j].physical, from[j].offset + skip_from, n);
       if ((skip_to += n) == to[i].bytes) ++i, skip_to = 0;
       if ((skip_from += n) == from[j].bytes) ++j, skip_from = 0;
     }
@@ -150,7 +156,8 @@ void run(Simulation&, StreamObject&, WaitWork&) {}
 
 void execute(Simulation& sim, StreamObject& stream, Operation& operation) {
   Result& fault = sim.devices[stream.device].fault;
-  bool bookkeeping = std::holds_alternative<RecordWork>(operation.work) || std::holds_alternative<FreeWork>(operation.work) ||
+  bool bookkeeping = std::holds_alternative<RecordWork>(operation.work) ||
+                     std::holds_alternative<FreeWork>(operation.work) ||
                      std::holds_alternative<HostWork>(operation.work);
   if (fault != kSuccess && !bookkeeping) return;  // a faulted device does no more work
   if (operation.doomed) {

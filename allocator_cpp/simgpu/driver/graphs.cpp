@@ -11,7 +11,8 @@ namespace simgpu {
 
 uint64_t create_graph(Simulation& sim) { return sim.graphs.insert(std::make_unique<GraphObject>()); }
 
-uint64_t add_node(Simulation& sim, uint64_t graph, NodeType type, Work work, const std::vector<uint64_t>& dependencies) {
+uint64_t add_node(Simulation& sim, uint64_t graph, NodeType type, Work work,
+                  const std::vector<uint64_t>& dependencies) {
   auto node = std::make_unique<NodeObject>();
   node->graph = graph;
   node->type = type;
@@ -57,7 +58,8 @@ uint64_t clone_graph(Simulation& sim, uint64_t handle) {
     }
   }
   for (uint64_t node : original.nodes) {
-    for (uint64_t before : sim.nodes.find(node)->dependencies) sim.nodes.find(copies[node])->dependencies.push_back(copies[before]);
+    for (uint64_t before : sim.nodes.find(node)->dependencies)
+      sim.nodes.find(copies[node])->dependencies.push_back(copies[before]);
   }
   sim.graphs.find(clone)->user_objects = original.user_objects;
   for (auto& held : original.user_objects) {
@@ -121,13 +123,15 @@ Result launch_exec(Simulation& sim, ExecObject& exec, StreamObject& stream) {
 }
 
 std::string dot_text(Simulation& sim, const GraphObject& graph) {
-  static const char* const kNames[] = {"kernel", "memcpy", "memset", "host", "graph", "empty", "wait event", "record event"};
+  static const char* const kNames[] = {"kernel", "memcpy", "memset",     "host",
+                                       "graph",  "empty",  "wait event", "record event"};
   std::unordered_map<uint64_t, size_t> number;
   std::string text = "digraph simgpu {\n";
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     number[graph.nodes[i]] = i;
     NodeType type = sim.nodes.find(graph.nodes[i])->type;
-    text += "  n" + std::to_string(i) + " [label=\"" + std::to_string(i) + " " + (type < 8 ? kNames[type] : "other") + "\"];\n";
+    text += "  n" + std::to_string(i) + " [label=\"" + std::to_string(i) + " " + (type < 8 ? kNames[type] : "other") +
+            "\"];\n";
   }
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     for (uint64_t before : sim.nodes.find(graph.nodes[i])->dependencies) {

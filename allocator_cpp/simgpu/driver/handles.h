@@ -9,7 +9,18 @@
 
 namespace simgpu {
 
-enum class HandleKind : uint64_t { kContext = 1, kStream, kEvent, kMemory, kGraph, kNode, kGraphExec, kUserObject, kPool, kModule };
+enum class HandleKind : uint64_t {
+  kContext = 1,
+  kStream,
+  kEvent,
+  kMemory,
+  kGraph,
+  kNode,
+  kGraphExec,
+  kUserObject,
+  kPool,
+  kModule
+};
 
 template <typename T, HandleKind kKind>
 class HandleTable {

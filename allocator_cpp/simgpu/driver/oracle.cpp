@@ -115,7 +115,8 @@ void Oracle::alloc(uint64_t address, uint64_t bytes, StreamObject& stream) {
   });
   std::vector<Piece> pieces;
   if (simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces) != Fault::kNone) {
-    violations.add("block 0x%llx+%llu handed out but not fully mapped", (unsigned long long)address, (unsigned long long)bytes);
+    violations.add("block 0x%llx+%llu handed out but not fully mapped", (unsigned long long)address,
+                   (unsigned long long)bytes);
   }
   uint32_t late = 0;
   bool flagged = false;
@@ -125,7 +126,8 @@ void Oracle::alloc(uint64_t address, uint64_t bytes, StreamObject& stream) {
       if (flagged || covers(stream.clock, range.uses, &late)) return;
       flagged = true;
       violations.add("block 0x%llx+%llu reused on stream %u before its last use at 0x%llx on stream %u is ordered",
-                     (unsigned long long)address, (unsigned long long)bytes, stream.id, (unsigned long long)range.address, late);
+                     (unsigned long long)address, (unsigned long long)bytes, stream.id,
+                     (unsigned long long)range.address, late);
     });
     erase(&by_physical_, at, piece.bytes);
   }
@@ -175,15 +177,15 @@ void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
   if (!enabled_) return;
   Violations& violations = simulation_->violations;
   overlapping(live_, address, bytes, [&](uint64_t at, const Block& block) {
-    violations.add("0x%llx+%llu unmapped under the live block 0x%llx+%llu", (unsigned long long)address, (unsigned long long)bytes,
-                   (unsigned long long)at, (unsigned long long)block.bytes);
+    violations.add("0x%llx+%llu unmapped under the live block 0x%llx+%llu", (unsigned long long)address,
+                   (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)block.bytes);
   });
   uint32_t late = 0;
   overlapping(by_address_, address, bytes, [&](uint64_t at, const Range& range) {
     if (covers(host_, range.uses, &late)) return;
     violations.add("0x%llx+%llu unmapped before the last use of 0x%llx+%llu on stream %u is known to be complete",
-                   (unsigned long long)address, (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)range.bytes,
-                   late);
+                   (unsigned long long)address, (unsigned long long)bytes, (unsigned long long)at,
+                   (unsigned long long)range.bytes, late);
   });
   erase(&by_address_, address, bytes);
 }
@@ -204,8 +206,8 @@ void Oracle::on_release(const Physical& physical) {
 void Oracle::on_plain_free(uint64_t address, uint64_t bytes) {
   if (!enabled_) return;
   overlapping(live_, address, bytes, [&](uint64_t at, const Block& block) {
-    simulation_->violations.add("0x%llx freed under the live block 0x%llx+%llu", (unsigned long long)address, (unsigned long long)at,
-                                (unsigned long long)block.bytes);
+    simulation_->violations.add("0x%llx freed under the live block 0x%llx+%llu", (unsigned long long)address,
+                                (unsigned long long)at, (unsigned long long)block.bytes);
   });
   std::vector<Piece> pieces;
   simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces);

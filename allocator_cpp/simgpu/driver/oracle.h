@@ -61,7 +61,7 @@ class Oracle {
   Simulation* simulation_;
   bool enabled_;
   VectorClock host_;
-  std::map<uint64_t, Block> live_;  // by address
+  std::map<uint64_t, Block> live_;   // by address
   Ranges by_address_, by_physical_;  // last uses of freed blocks
 };
 

@@ -39,7 +39,8 @@ bool write_fully(int fd, const char* host, uint64_t bytes, uint64_t offset) {
 }
 
 bool punch(int fd, uint64_t offset, uint64_t bytes) {
-  return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+  return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                   static_cast<off_t>(bytes)) == 0;
 }
 
 }  // namespace
@@ -132,7 +133,8 @@ std::unique_ptr<Physical> PhysicalMemory::adopt(int fd) {
   unsigned long long charged = 0;
   unsigned types = 0;
   struct stat status;
-  if (name == nullptr || std::sscanf(name + sizeof(kSharedName), "%d-%llx-%x", &device, &charged, &types) != 3) return nullptr;
+  if (name == nullptr || std::sscanf(name + sizeof(kSharedName), "%d-%llx-%x", &device, &charged, &types) != 3)
+    return nullptr;
   if (device < 0 || device >= kMaxDevices || fstat(fd, &status) != 0) return nullptr;
   int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (own < 0) return nullptr;
@@ -180,8 +182,8 @@ bool PhysicalMemory::zero(Physical& memory, uint64_t offset, uint64_t bytes) {
          write_fully(memory.fd, zeros, end - last, last);
 }
 
-bool PhysicalMemory::fill(Physical& memory, uint64_t offset, uint64_t bytes, const uint8_t* pattern, unsigned pattern_bytes,
-                          uint64_t phase) {
+bool PhysicalMemory::fill(Physical& memory, uint64_t offset, uint64_t bytes, const uint8_t* pattern,
+                          unsigned pattern_bytes, uint64_t phase) {
   bool zeros = true;
   for (unsigned i = 0; i < pattern_bytes; ++i) zeros = zeros && pattern[i] == 0;
   if (zeros) return zero(memory, offset, bytes);
@@ -190,12 +192,14 @@ bool PhysicalMemory::fill(Physical& memory, uint64_t offset, uint64_t bytes, con
   uint64_t chunk = std::min(bytes, kBufferBytes);  // a multiple of the pattern, or all there is
   for (uint64_t i = 0; i < chunk; ++i) buffer_[i] = static_cast<char>(pattern[(phase + i) % pattern_bytes]);
   for (uint64_t done = 0; done < bytes; done += chunk) {
-    if (!write_fully(memory.fd, buffer_.data(), std::min(chunk, bytes - done), memory.offset + offset + done)) return false;
+    if (!write_fully(memory.fd, buffer_.data(), std::min(chunk, bytes - done), memory.offset + offset + done))
+      return false;
   }
   return true;
 }
 
-bool PhysicalMemory::copy(Physical& target, uint64_t target_offset, const Physical& source, uint64_t source_offset, uint64_t bytes) {
+bool PhysicalMemory::copy(Physical& target, uint64_t target_offset, const Physical& source, uint64_t source_offset,
+                          uint64_t bytes) {
   if (!source.written) return zero(target, target_offset, bytes);
   if (buffer_.size() < kBufferBytes) buffer_.resize(kBufferBytes);
   uint64_t begin = source.offset + source_offset, at = begin, end = begin + bytes;

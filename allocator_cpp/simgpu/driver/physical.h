@@ -15,7 +15,8 @@
 namespace simgpu {
 
 struct Physical {
-  uint64_t address = 0;  // unique for the life of the process: where the bytes were first placed, with the device on top
+  uint64_t address =
+      0;  // unique for the life of the process: where the bytes were first placed, with the device on top
   uint64_t bytes = 0;
   uint64_t charged = 0;  // bytes of the device's capacity it holds
   uint64_t offset = 0;   // in the file
@@ -48,7 +49,8 @@ class PhysicalMemory {
   bool read(const Physical& memory, uint64_t offset, void* host, uint64_t bytes) const;
   bool write(Physical& memory, uint64_t offset, const void* host, uint64_t bytes);
   // Repeats the pattern's bytes, starting at its phase-th.
-  bool fill(Physical& memory, uint64_t offset, uint64_t bytes, const uint8_t* pattern, unsigned pattern_bytes, uint64_t phase);
+  bool fill(Physical& memory, uint64_t offset, uint64_t bytes, const uint8_t* pattern, unsigned pattern_bytes,
+            uint64_t phase);
   bool copy(Physical& target, uint64_t target_offset, const Physical& source, uint64_t source_offset, uint64_t bytes);
 
   uint64_t resident() const;  // host bytes really held

@@ -50,7 +50,10 @@ std::condition_variable& simulation_changed() {
 }
 
 Simulation::Simulation(const Configuration& wanted)
-    : configuration(wanted), scheduler(this), oracle(this, wanted.oracle), devices(static_cast<size_t>(wanted.devices)) {
+    : configuration(wanted),
+      scheduler(this),
+      oracle(this, wanted.oracle),
+      devices(static_cast<size_t>(wanted.devices)) {
   for (int i = 0; i < wanted.devices; ++i) {
     DeviceState& device = devices[static_cast<size_t>(i)];
     device.ordinal = i;
@@ -121,7 +124,8 @@ std::vector<uint64_t>& context_stack() {
 }
 
 DeviceState* find_device(Simulation& sim, Device device) {
-  return device >= 0 && device < static_cast<int>(sim.devices.size()) ? &sim.devices[static_cast<size_t>(device)] : nullptr;
+  return device >= 0 && device < static_cast<int>(sim.devices.size()) ? &sim.devices[static_cast<size_t>(device)]
+                                                                      : nullptr;
 }
 
 DeviceState* context_device(Simulation& sim, Context context) {

@@ -127,8 +127,8 @@ class Enter {
   Result error_ = kSuccess;
 };
 
-#define SIMGPU_BEGIN(symbol)                           \
-  ::simgpu::Enter entered(::simgpu::Call::symbol);     \
+#define SIMGPU_BEGIN(symbol)                               \
+  ::simgpu::Enter entered(::simgpu::Call::symbol);         \
   if (entered.error() != kSuccess) return entered.error(); \
   [[maybe_unused]] ::simgpu::Simulation& sim = entered.sim()
 

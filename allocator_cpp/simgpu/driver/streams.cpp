@@ -63,7 +63,8 @@ void Scheduler::legacy_order(StreamObject& stream, std::vector<Position>* after)
   }
 }
 
-Result Scheduler::enqueue(StreamObject& stream, Work work, std::vector<Position> after, int foreign_slot, uint64_t foreign_value) {
+Result Scheduler::enqueue(StreamObject& stream, Work work, std::vector<Position> after, int foreign_slot,
+                          uint64_t foreign_value) {
   Operation operation;
   operation.sequence = ++stream.enqueued;
   legacy_order(stream, &after);
@@ -231,7 +232,8 @@ Result Scheduler::wait(Position wanted) {
     if (deeper && needed.size() < (1u << 20)) continue;
     // A host function runs on another thread, or another process has yet to complete an event.
     if (++idle > 60000) {
-      simulation_->violations.add("waited a minute for stream %u: an event of another process never completed", position.stream);
+      simulation_->violations.add("waited a minute for stream %u: an event of another process never completed",
+                                  position.stream);
       return kLaunchFailed;
     }
     if (deeper) needed.resize(1);

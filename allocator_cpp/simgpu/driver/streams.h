@@ -31,7 +31,7 @@ struct Operation {
   Work work;
   uint64_t sequence = 0;
   std::vector<Position> after;
-  int foreign_slot = -1;  // an event of another process to wait for ...
+  int foreign_slot = -1;       // an event of another process to wait for ...
   uint64_t foreign_value = 0;  // ... until it has completed this many records
   double duration = 0, ready_at = 0;
   bool ready_known = false;
@@ -75,10 +75,11 @@ class Scheduler {
   }
 
   // Puts work on the stream (not captured: see capture.h). Returns the device's fault, if it has one by then.
-  Result enqueue(StreamObject& stream, Work work, std::vector<Position> after = {}, int foreign_slot = -1, uint64_t foreign_value = 0);
+  Result enqueue(StreamObject& stream, Work work, std::vector<Position> after = {}, int foreign_slot = -1,
+                 uint64_t foreign_value = 0);
   bool complete(Position position) const { return streams_[position.stream]->completed >= position.sequence; }
 
-  void poll();                    // a query: deferred work may go on a little
+  void poll();                     // a query: deferred work may go on a little
   Result wait(Position position);  // completes what the position needs
   Result wait_stream(StreamObject& stream);
   Result wait_device(int device);

@@ -28,7 +28,7 @@ struct CopyWork {
 struct FillWork {
   uint64_t target = 0;
   uint32_t value = 0;
-  unsigned element = 1;  // bytes: 1, 2 or 4
+  unsigned element = 1;                     // bytes: 1, 2 or 4
   uint64_t width = 0, rows = 1, pitch = 0;  // width in bytes
   bool target_host = false;
 };
@@ -61,7 +61,8 @@ struct FreeWork {
 
 struct EmptyWork {};
 
-using Work = std::variant<EmptyWork, KernelWork, CopyWork, FillWork, HostWork, RecordWork, WaitWork, SpanWork, FreeWork>;
+using Work =
+    std::variant<EmptyWork, KernelWork, CopyWork, FillWork, HostWork, RecordWork, WaitWork, SpanWork, FreeWork>;
 
 // The device addresses the work touches, for the check that memory in use is not unmapped.
 void touched_spans(const Work& work, std::vector<Span>* out);
