@@ -8,6 +8,8 @@ namespace simgpu {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+constexpr uint64_t kMaxBytes = 1ull << 46;
+constexpr int kRangeFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -54,32 +56,46 @@ bool AddressSpace::overlaps_any(uint64_t address, uint64_t bytes) {
   return it != regions_.end() && it->first - address < bytes;
 }
 
-uint64_t AddressSpace::reserve(uint64_t bytes, uint64_t alignment, uint64_t hint) {
-  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  alignment = std::max(alignment, kGranularity);
-  if (bytes > (1ull << 47) || alignment > (1ull << 46)) return 0;
-  if (hint != 0 && hint % alignment == 0) {
-    void* at = mmap(reinterpret_cast<void*>(hint), bytes, PROT_NONE, kFlags, -1, 0);
-    if (at == reinterpret_cast<void*>(hint)) {
-      auto region = std::make_unique<Region>();
-      region->kind = RegionKind::kReservation;
-      region->start = hint;
-      region->bytes = bytes;
-      return insert(std::move(region))->start;
-    }
-    if (at != MAP_FAILED) munmap(at, bytes);
-  }
-  uint64_t span = bytes + alignment;
-  void* at = mmap(nullptr, span, PROT_NONE, kFlags, -1, 0);
+uint64_t AddressSpace::host_range(uint64_t bytes, uint64_t alignment) {
+  uint64_t span = alignment > kPage ? bytes + alignment : bytes;
+  void* at = mmap(nullptr, span, PROT_NONE, kRangeFlags, -1, 0);
   if (at == MAP_FAILED) return 0;
-  uint64_t begin = reinterpret_cast<uint64_t>(at), start = round_up(begin, alignment);
+  uint64_t begin = reinterpret_cast<uint64_t>(at), start = round_up(begin, alignment), end = start + bytes;
   if (start > begin) munmap(at, start - begin);
-  if (begin + span > start + bytes) munmap(reinterpret_cast<void*>(start + bytes), begin + span - start - bytes);
+  if (begin + span > end) munmap(reinterpret_cast<void*>(end), begin + span - end);
+  return start;
+}
+
+uint64_t AddressSpace::reserve(uint64_t bytes, uint64_t alignment, uint64_t hint) {
+  alignment = std::max(alignment, kGranularity);
+  if (bytes > kMaxBytes || alignment > kMaxBytes) return 0;
+  uint64_t start = 0;
+  if (hint != 0 && hint % alignment == 0) {
+    void* at = mmap(reinterpret_cast<void*>(hint), bytes, PROT_NONE, kRangeFlags, -1, 0);
+    if (at == reinterpret_cast<void*>(hint)) {
+      start = hint;
+    } else if (at != MAP_FAILED) {
+      munmap(at, bytes);
+    }
+  }
+  if (start == 0) start = host_range(bytes, alignment);
+  if (start == 0) return 0;
   auto region = std::make_unique<Region>();
   region->kind = RegionKind::kReservation;
   region->start = start;
   region->bytes = bytes;
   return insert(std::move(region))->start;
+}
+
+uint64_t AddressSpace::plain_range(uint64_t bytes) {
+  auto idle = idle_ranges_.find(bytes);
+  if (idle != idle_ranges_.end() && !idle->second.empty()) {
+    uint64_t start = idle->second.back();
+    idle->second.pop_back();
+    --idle_count_;
+    return start;
+  }
+  return host_range(bytes, bytes >= kGranularity ? kGranularity : kPage);
 }
 
 void AddressSpace::free_reservation(Region* region) {
@@ -89,17 +105,10 @@ void AddressSpace::free_reservation(Region* region) {
 }
 
 Region* AddressSpace::add_plain(std::unique_ptr<Physical> physical, uint64_t bytes) {
-  uint64_t host_bytes = round_up(bytes, kPage);
-  bool large = bytes >= kGranularity;
-  uint64_t start = 0;
-  if (large) {
-    start = reserve(host_bytes, kGranularity, 0);
-    if (start == 0) return nullptr;
-    regions_.erase(start);
-  } else {
-    void* at = mmap(nullptr, host_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) return nullptr;
-    start = reinterpret_cast<uint64_t>(at);
+  uint64_t start = plain_range(round_up(bytes, kPage));
+  if (start == 0) {
+    memory_->destroy(std::move(physical));
+    return nullptr;
   }
   auto region = std::make_unique<Region>();
   region->kind = RegionKind::kPlain;
@@ -117,7 +126,14 @@ Region* AddressSpace::add_plain(std::unique_ptr<Physical> physical, uint64_t byt
 }
 
 void AddressSpace::free_plain(Region* region) {
-  munmap(reinterpret_cast<void*>(region->start), round_up(region->bytes, kPage));
+  constexpr size_t kKept = 4096;
+  uint64_t bytes = round_up(region->bytes, kPage);
+  if (idle_count_ < kKept) {
+    idle_ranges_[bytes].push_back(region->start);
+    ++idle_count_;
+  } else {
+    munmap(reinterpret_cast<void*>(region->start), bytes);
+  }
   memory_->destroy(std::move(region->owned));
   if (last_ == region) last_ = nullptr;
   regions_.erase(region->start);
@@ -187,6 +203,11 @@ void AddressSpace::clear() {
     if (region.owned != nullptr) memory_->destroy(std::move(region.owned));
   }
   regions_.clear();
+  for (auto& idle : idle_ranges_) {
+    for (uint64_t start : idle.second) munmap(reinterpret_cast<void*>(start), idle.first);
+  }
+  idle_ranges_.clear();
+  idle_count_ = 0;
 }
 
 }  // namespace simgpu

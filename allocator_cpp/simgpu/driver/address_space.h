@@ -77,10 +77,16 @@ class AddressSpace {
 
  private:
   Region* insert(std::unique_ptr<Region> region);
+  // A PROT_NONE range of the host, aligned; 0 when there is none.
+  static uint64_t host_range(uint64_t bytes, uint64_t alignment);
+  uint64_t plain_range(uint64_t bytes);
   PhysicalMemory* memory_;
   std::map<uint64_t, std::unique_ptr<Region>> regions_;
   Region* last_ = nullptr;  // the last region found: lookups come in runs
   uint64_t next_serial_ = 1;
+  // Address ranges of freed plain memory, by size, kept for the next allocation: a system call less each way.
+  std::map<uint64_t, std::vector<uint64_t>> idle_ranges_;
+  size_t idle_count_ = 0;
 };
 
 }  // namespace simgpu

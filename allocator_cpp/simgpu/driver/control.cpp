@@ -12,16 +12,20 @@ using namespace simgpu;
 
 namespace {
 
-std::string last_error;
+thread_local std::string last_error;  // of this thread: the text stays while the caller reads it
+
+int refuse(std::string text) {
+  last_error = std::move(text);
+  return -1;
+}
+
+std::string quoted(const char* text) { return std::string("'") + (text != nullptr ? text : "") + "'"; }
 
 struct Control {
   Control() : lock(simulation_mutex()), sim(simulation()) {}
   std::lock_guard<std::mutex> lock;
   Simulation& sim;
 };
-
-// Controls work before the program under test has called cuInit: they start the simulation themselves.
-bool start(Simulation& sim) { return initialize(sim) == kSuccess; }
 
 size_t copy_text(const std::string& text, char* buffer, size_t capacity) {
   if (buffer != nullptr && capacity > 0) {
@@ -54,18 +58,14 @@ CONTROL const char* simgpu_last_error(void) { return last_error.c_str(); }
 CONTROL int simgpu_reset(const char* configuration) {
   std::lock_guard<std::mutex> lock(simulation_mutex());
   std::string error;
-  if (reset_simulation(configuration, &error)) return 0;
-  last_error = error;
-  return -1;
+  return reset_simulation(configuration, &error) ? 0 : refuse(error);
 }
 
 CONTROL int simgpu_set_stream_mode(const char* mode, uint64_t seed) {
   Control control;
   StreamMode parsed;
   if (mode == nullptr || !parse_stream_mode(mode, &parsed)) {
-    last_error =
-        std::string("stream mode '") + (mode != nullptr ? mode : "") + "'; expected immediate, deferred or timed";
-    return -1;
+    return refuse("stream mode " + quoted(mode) + "; expected immediate, deferred or timed");
   }
   control.sim.scheduler.set_mode(parsed, seed);
   return 0;
@@ -89,14 +89,16 @@ CONTROL int64_t simgpu_pending(void) {
 CONTROL int simgpu_launch(void* stream, const simgpu_span* reads, size_t n_reads, const simgpu_span* writes,
                           size_t n_writes, uint8_t value) {
   Control control;
-  if (!control.sim.initialized) return kNotInitialized;
+  if (!control.sim.initialized) return refuse("cuInit has not been called"), kNotInitialized;
   StreamObject* object = find_stream(control.sim, static_cast<Stream>(stream));
-  if (object == nullptr) return kInvalidHandle;
+  if (object == nullptr) return refuse("there is no such stream, or no current context"), kInvalidHandle;
   SpanWork work;
   for (size_t i = 0; i < n_reads; ++i) work.reads.push_back({reads[i].address, reads[i].bytes});
   for (size_t i = 0; i < n_writes; ++i) work.writes.push_back({writes[i].address, writes[i].bytes});
   work.value = value;
-  return submit(control.sim, *object, kNodeKernel, std::move(work));
+  Result result = submit(control.sim, *object, kNodeKernel, std::move(work));
+  if (result != kSuccess) refuse("the launch returned error " + std::to_string(result));
+  return result;
 }
 
 CONTROL int64_t simgpu_calls(const char* entry_point) {
@@ -116,7 +118,8 @@ CONTROL size_t simgpu_calls_json(char* buffer, size_t capacity) {
 
 CONTROL int simgpu_set_cost(const char* entry_point, double per_call, double per_mapping, double per_mib) {
   Control control;
-  return control.sim.calls.set_cost(entry_point, per_call, per_mapping, per_mib) ? 0 : -1;
+  if (control.sim.calls.set_cost(entry_point, per_call, per_mapping, per_mib)) return 0;
+  return refuse("no entry point is named " + quoted(entry_point));
 }
 
 CONTROL double simgpu_clock_us(void) {
@@ -131,7 +134,8 @@ CONTROL void simgpu_advance(double us) {
 
 CONTROL int simgpu_fail(const char* entry_point, int64_t nth, int64_t times, int error) {
   Control control;
-  return control.sim.calls.fail(entry_point, nth, times, static_cast<Result>(error)) ? 0 : -1;
+  if (control.sim.calls.fail(entry_point, nth, times, static_cast<Result>(error))) return 0;
+  return refuse("no entry point is named " + quoted(entry_point) + ", or nth is below 1 or times below 0");
 }
 
 CONTROL void simgpu_clear_faults(void) {
@@ -157,9 +161,16 @@ CONTROL void simgpu_clear_violations(void) {
 
 CONTROL int simgpu_set_capacity(int device, uint64_t bytes) {
   Control control;
-  if (find_device(control.sim, device) == nullptr || !start(control.sim)) return -1;
+  if (find_device(control.sim, device) == nullptr) return refuse("there is no device " + std::to_string(device));
+  if (initialize(control.sim) != kSuccess) return refuse(configuration_error());
   control.sim.session.set_capacity(device, bytes);
   return 0;
+}
+
+CONTROL uint64_t simgpu_capacity(int device) {
+  Control control;
+  if (find_device(control.sim, device) == nullptr || initialize(control.sim) != kSuccess) return 0;
+  return control.sim.session.capacity(device);
 }
 
 CONTROL uint64_t simgpu_used(int device) {
@@ -169,12 +180,12 @@ CONTROL uint64_t simgpu_used(int device) {
 
 CONTROL int simgpu_read(uint64_t address, void* buffer, size_t bytes) {
   Control control;
-  return read_device(control.sim, address, buffer, bytes) ? 0 : -1;
+  return read_device(control.sim, address, buffer, bytes) ? 0 : refuse("the range is not fully mapped");
 }
 
 CONTROL int simgpu_write(uint64_t address, const void* buffer, size_t bytes) {
   Control control;
-  return write_device(control.sim, address, buffer, bytes) ? 0 : -1;
+  return write_device(control.sim, address, buffer, bytes) ? 0 : refuse("the range is not fully mapped");
 }
 
 CONTROL uint64_t simgpu_resident(void) {
