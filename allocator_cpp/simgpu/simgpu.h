@@ -49,6 +49,9 @@ size_t simgpu_calls_json(char* buffer, size_t capacity);
 /* Virtual microseconds charged per call, per mapping and per MiB. Returns -1 for an unknown entry point. */
 int simgpu_set_cost(const char* entry_point, double per_call, double per_mapping, double per_mib);
 double simgpu_clock_us(void);            /* the virtual clock: costs charged plus simgpu_advance */
+double simgpu_charged_us(void);          /* costs charged since load; unlike the clock it does not move with waits and simgpu_advance */
+/* 0: costs are charged but leave the clock alone, which then moves with simgpu_advance and waits only. 1, the default: they move it. */
+void simgpu_set_cost_moves_clock(int on);
 void simgpu_advance(double us);
 
 /* --- faults --- */

@@ -67,8 +67,11 @@ class Calls {
   void clear_costs();
 
   double clock_us = 0;
+  double charged_us = 0;         // the sum of all costs
+  bool cost_moves_clock = true;  // else the clock is left to simgpu_advance and waits
 
  private:
+  void add_cost(double us);
   struct Fault {
     int64_t first = 0, last = 0;  // by call number since the plan was made
     int64_t seen = 0;
