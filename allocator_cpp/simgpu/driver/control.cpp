@@ -23,6 +23,8 @@ std::string quoted(const char* text) { return std::string("'") + (text != nullpt
 
 struct Control {
   Control() : lock(simulation_mutex()), sim(simulation()) {}
+  // Of the session, which this joins: what NVML reads needs no cuInit.
+  bool has_device(int device) { return device >= 0 && device < sim.configuration.devices && join_session(sim); }
   std::lock_guard<std::mutex> lock;
   Simulation& sim;
 };
@@ -127,6 +129,16 @@ CONTROL double simgpu_clock_us(void) {
   return control.sim.calls.clock_us;
 }
 
+CONTROL double simgpu_charged_us(void) {
+  Control control;
+  return control.sim.calls.charged_us;
+}
+
+CONTROL void simgpu_set_cost_moves_clock(int on) {
+  Control control;
+  control.sim.calls.cost_moves_clock = on != 0;
+}
+
 CONTROL void simgpu_advance(double us) {
   Control control;
   control.sim.scheduler.advance(us);
@@ -159,23 +171,31 @@ CONTROL void simgpu_clear_violations(void) {
   control.sim.violations.clear();
 }
 
+CONTROL int simgpu_device_count(void) {
+  Control control;
+  return control.sim.configuration.devices;
+}
+
 CONTROL int simgpu_set_capacity(int device, uint64_t bytes) {
   Control control;
-  if (find_device(control.sim, device) == nullptr) return refuse("there is no device " + std::to_string(device));
-  if (initialize(control.sim) != kSuccess) return refuse(configuration_error());
+  if (!control.has_device(device)) return refuse("there is no device " + std::to_string(device));
   control.sim.session.set_capacity(device, bytes);
   return 0;
 }
 
 CONTROL uint64_t simgpu_capacity(int device) {
   Control control;
-  if (find_device(control.sim, device) == nullptr || initialize(control.sim) != kSuccess) return 0;
-  return control.sim.session.capacity(device);
+  return control.has_device(device) ? control.sim.session.capacity(device) : 0;
 }
 
 CONTROL uint64_t simgpu_used(int device) {
   Control control;
-  return find_device(control.sim, device) != nullptr ? control.sim.session.used(device) : 0;
+  return control.has_device(device) ? control.sim.session.used(device) : 0;
+}
+
+CONTROL size_t simgpu_processes(int device, int* pids, uint64_t* bytes, size_t capacity) {
+  Control control;
+  return control.has_device(device) ? control.sim.session.processes(device, pids, bytes, capacity) : 0;
 }
 
 CONTROL int simgpu_read(uint64_t address, void* buffer, size_t bytes) {

@@ -44,8 +44,9 @@ Result set_primary_flags(Simulation& sim, Device device, unsigned flags) {
 
 Result device_uuid(Simulation& sim, Uuid* uuid, Device device) {
   if (uuid == nullptr) return kInvalidValue;
-  if (find_device(sim, device) == nullptr) return kInvalidDevice;
-  write_uuid_bytes(device, uuid->bytes);
+  DeviceState* state = find_device(sim, device);
+  if (state == nullptr) return kInvalidDevice;
+  write_uuid_bytes(state->number, uuid->bytes);
   return kSuccess;
 }
 
@@ -88,7 +89,7 @@ SIMGPU_API Result cuDeviceTotalMem_v2(size_t* bytes, Device device) {
   SIMGPU_BEGIN(cuDeviceTotalMem_v2);
   if (bytes == nullptr) return kInvalidValue;
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
-  *bytes = sim.session.capacity(device);
+  *bytes = sim.session.capacity(find_device(sim, device)->number);
   return kSuccess;
 }
 
@@ -97,7 +98,7 @@ SIMGPU_API Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, De
   if (value == nullptr || attribute < 1 || attribute > 200) return kInvalidValue;
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
   constexpr int kPciBusId = 33;
-  *value = attribute == kPciBusId ? kFirstPciBus + device : attribute_value(attribute);
+  *value = attribute == kPciBusId ? kFirstPciBus + find_device(sim, device)->number : attribute_value(attribute);
   return kSuccess;
 }
 
@@ -105,7 +106,8 @@ SIMGPU_API Result cuDeviceGetPCIBusId(char* text, int length, Device device) {
   SIMGPU_BEGIN(cuDeviceGetPCIBusId);
   if (text == nullptr || length < 13) return kInvalidValue;
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
-  std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", static_cast<unsigned>(kFirstPciBus + device));
+  std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0",
+                static_cast<unsigned>(kFirstPciBus + find_device(sim, device)->number));
   return kSuccess;
 }
 
@@ -113,10 +115,12 @@ SIMGPU_API Result cuDeviceGetByPCIBusId(Device* device, const char* text) {
   SIMGPU_BEGIN(cuDeviceGetByPCIBusId);
   unsigned domain = 0, bus = 0;
   if (device == nullptr || text == nullptr || std::sscanf(text, "%x:%x", &domain, &bus) != 2) return kInvalidValue;
-  int ordinal = static_cast<int>(bus) - kFirstPciBus;
-  if (domain != 0 || find_device(sim, ordinal) == nullptr) return kInvalidDevice;
-  *device = ordinal;
-  return kSuccess;
+  for (const DeviceState& state : sim.devices) {
+    if (domain != 0 || static_cast<int>(bus) != kFirstPciBus + state.number) continue;
+    *device = state.ordinal;
+    return kSuccess;
+  }
+  return kInvalidDevice;
 }
 
 SIMGPU_API Result cuDeviceCanAccessPeer(int* can, Device device, Device peer) {

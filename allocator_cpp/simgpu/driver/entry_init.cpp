@@ -77,7 +77,7 @@ SIMGPU_API Result cuInit(unsigned flags) {
   SIMGPU_BEGIN(cuInit);
   if (flags != 0) return kInvalidValue;
   Result result = initialize(sim);
-  if (result != kSuccess) std::fprintf(stderr, "simgpu: %s\n", configuration_error().c_str());
+  if (!configuration_error().empty()) std::fprintf(stderr, "simgpu: %s\n", configuration_error().c_str());
   return result;
 }
 

@@ -106,7 +106,7 @@ SIMGPU_API Result cuIpcGetEventHandle(IpcHandle* handle, Event event) {
   std::memcpy(ticket.magic, kEventMagic, sizeof(ticket.magic));
   ticket.pid = getpid();
   ticket.slot = object->shared_slot;
-  ticket.device = object->device;
+  ticket.device = sim.devices[static_cast<size_t>(object->device)].number;
   std::memset(handle, 0, sizeof(*handle));
   std::memcpy(handle->bytes, &ticket, sizeof(ticket));
   return kSuccess;
@@ -118,10 +118,12 @@ SIMGPU_API Result cuIpcOpenEventHandle(Event* event, IpcHandle handle) {
   std::memcpy(&ticket, handle.bytes, sizeof(ticket));
   if (event == nullptr || std::memcmp(ticket.magic, kEventMagic, sizeof(ticket.magic)) != 0) return kInvalidValue;
   if (ticket.pid == getpid()) return kInvalidContext;
-  if (sim.session.event_recorded(ticket.slot) == nullptr || find_device(sim, ticket.device) == nullptr)
-    return kInvalidValue;
+  if (sim.session.event_recorded(ticket.slot) == nullptr) return kInvalidValue;
   auto object = std::make_unique<EventObject>();
-  object->device = ticket.device;
+  object->device = entered.device().ordinal;
+  for (const DeviceState& device : sim.devices) {
+    if (device.number == ticket.device) object->device = device.ordinal;
+  }
   object->flags = kEventInterprocess | kEventDisableTiming;
   object->shared_slot = ticket.slot;
   object->imported = true;

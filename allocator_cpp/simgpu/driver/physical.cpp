@@ -65,7 +65,7 @@ int PhysicalMemory::device_file(int device) {
 
 std::unique_ptr<Physical> PhysicalMemory::create(int device, uint64_t bytes, uint64_t charged) {
   int fd = device_file(device);
-  if (fd < 0 || !session_->take(device, charged)) return nullptr;
+  if (fd < 0 || !session_->take(visible_[static_cast<size_t>(device)], charged)) return nullptr;
   auto memory = std::make_unique<Physical>();
   memory->device = device;
   memory->bytes = bytes;
@@ -87,15 +87,15 @@ void PhysicalMemory::destroy(std::unique_ptr<Physical> memory) {
   if (memory->shared_entry >= 0) {
     session_->unshare(memory->shared_entry);
   } else {
-    session_->give(memory->device, memory->charged);
+    session_->give(visible_[static_cast<size_t>(memory->device)], memory->charged);
   }
 }
 
 bool PhysicalMemory::make_shareable(Physical& memory) {
   if (memory.own_file) return true;
   char name[64];
-  std::snprintf(name, sizeof(name), "%s-%d-%llx-%x", kSharedName, memory.device, (unsigned long long)memory.charged,
-                memory.prop.requested_handle_types);
+  std::snprintf(name, sizeof(name), "%s-%d-%llx-%x", kSharedName, visible_[static_cast<size_t>(memory.device)],
+                (unsigned long long)memory.charged, memory.prop.requested_handle_types);
   int fd = memfd_create(name, MFD_CLOEXEC);
   struct stat status;
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(memory.bytes)) != 0 || fstat(fd, &status) != 0) {
@@ -107,7 +107,8 @@ bool PhysicalMemory::make_shareable(Physical& memory) {
   target.offset = 0;
   target.written = false;
   bool copied = !memory.written || copy(target, 0, memory, 0, memory.bytes);
-  int entry = copied ? session_->share(status.st_ino, memory.device, memory.charged) : -1;
+  int entry =
+      copied ? session_->share(status.st_ino, visible_[static_cast<size_t>(memory.device)], memory.charged) : -1;
   if (entry < 0) {
     close(fd);
     return false;
@@ -135,10 +136,12 @@ std::unique_ptr<Physical> PhysicalMemory::adopt(int fd) {
   struct stat status;
   if (name == nullptr || std::sscanf(name + sizeof(kSharedName), "%d-%llx-%x", &device, &charged, &types) != 3)
     return nullptr;
-  if (device < 0 || device >= kMaxDevices || fstat(fd, &status) != 0) return nullptr;
+  auto seen = std::find(visible_.begin(), visible_.end(), device);
+  if (seen == visible_.end() || fstat(fd, &status) != 0) return nullptr;
   int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (own < 0) return nullptr;
   int entry = session_->adopt(status.st_ino, device, charged);
+  device = static_cast<int>(seen - visible_.begin());
   if (entry < 0) {
     close(own);
     return nullptr;

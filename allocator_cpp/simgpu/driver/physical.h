@@ -21,7 +21,7 @@ struct Physical {
   uint64_t charged = 0;  // bytes of the device's capacity it holds
   uint64_t offset = 0;   // in the file
   uint64_t handle = 0;   // as given to the caller; 0 for memory of cuMemAlloc
-  int device = 0;
+  int device = 0;        // as this process numbers them
   int fd = -1;
   bool written = false;   // false: every byte is zero and the host holds nothing for it
   bool own_file = false;  // shared: fd is closed with it
@@ -34,6 +34,8 @@ struct Physical {
 class PhysicalMemory {
  public:
   explicit PhysicalMemory(Session* session) : session_(session) {}
+  // The session's number of each device this process sees.
+  void set_visible(std::vector<int> visible) { visible_ = std::move(visible); }
   ~PhysicalMemory();
 
   // Null when the device has not enough left (or the host gives no file).
@@ -60,6 +62,7 @@ class PhysicalMemory {
   int device_file(int device);
 
   Session* session_;
+  std::vector<int> visible_;
   int files_[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1};
   uint64_t next_[kMaxDevices] = {};
   std::vector<const Physical*> shared_;

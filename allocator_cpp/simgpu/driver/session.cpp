@@ -218,6 +218,26 @@ uint64_t Session::used(int device) {
 uint64_t Session::capacity(int device) const { return state_->capacity[device]; }
 void Session::set_capacity(int device, uint64_t bytes) { state_->capacity[device] = bytes; }
 
+size_t Session::processes(int device, int* pids, uint64_t* bytes, size_t capacity) {
+  FileLock lock(fd_);
+  reclaim_dead();
+  size_t count = 0;
+  for (int i = 0; i < kProcesses; ++i) {
+    uint64_t held = state_->processes[i].used[device];
+    for (const SharedState::Memory& memory : state_->memories) {
+      bool holds = (memory.holders[i / 64] >> (i % 64) & 1) != 0;
+      if (memory.bytes != 0 && memory.device == device && holds) held += memory.bytes;
+    }
+    if (held == 0) continue;
+    if (count < capacity) {
+      pids[count] = state_->processes[i].pid;
+      bytes[count] = held;
+    }
+    ++count;
+  }
+  return count;
+}
+
 int Session::share(uint64_t inode, int device, uint64_t bytes) {
   FileLock lock(fd_);
   for (int i = 0; i < kMemories; ++i) {

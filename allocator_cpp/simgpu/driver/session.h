@@ -1,6 +1,6 @@
 // What the processes of one simulation share: each device's capacity and use, memory handed between processes, and events.
 //
-// A small file in /dev/shm named by the configuration's session, made by the first process and removed by the last; without a session
+// Devices are numbered as in the configuration, whatever CUDA_VISIBLE_DEVICES says. A small file in /dev/shm named by the configuration's session, made by the first process and removed by the last; without a session
 // it is private to this process. Bytes in use are atomics (no lock on the allocation path); joining, leaving, sharing and taking back
 // what dead processes held happen under flock, which the kernel drops when a process dies. Within a process: the simulation's mutex.
 #pragma once
@@ -18,6 +18,7 @@ class Session {
  public:
   ~Session() { leave(); }
   bool join(const Configuration& configuration, std::string* error);
+  bool joined() const { return state_ != nullptr; }
   void leave();
   // After fork: forgets the parent's membership without touching it.
   void abandon();
@@ -28,6 +29,8 @@ class Session {
   uint64_t used(int device);
   uint64_t capacity(int device) const;
   void set_capacity(int device, uint64_t bytes);
+  // The processes that hold memory of the device: up to `capacity` of them are written, all are counted.
+  size_t processes(int device, int* pids, uint64_t* bytes, size_t capacity);
 
   // Memory known to several processes is charged once, until the last of them lets go. `share` moves a charge of this process to the
   // shared table; `adopt` adds this process as a holder (charging it anew when nobody holds it any more). -1: full or out of memory.

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "visible_devices.h"
+
 namespace simgpu {
 namespace {
 
@@ -26,7 +28,12 @@ Configuration environment_configuration() {
 // The child of a process that used the device cannot: its copy of the state is the parent's.
 void in_child() {
   new (&simulation_mutex()) std::mutex;
-  if (current != nullptr && current->initialized) forked = true;
+  if (current == nullptr) return;
+  if (current->initialized) {
+    forked = true;
+  } else {
+    current->session.abandon();  // joins anew, as a process of its own, when it needs to
+  }
 }
 
 __attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, in_child); }
@@ -50,22 +57,7 @@ std::condition_variable& simulation_changed() {
 }
 
 Simulation::Simulation(const Configuration& wanted)
-    : configuration(wanted),
-      scheduler(this),
-      oracle(this, wanted.oracle),
-      devices(static_cast<size_t>(wanted.devices)) {
-  for (int i = 0; i < wanted.devices; ++i) {
-    DeviceState& device = devices[static_cast<size_t>(i)];
-    device.ordinal = i;
-    auto context = std::make_unique<ContextObject>();
-    context->device = i;
-    device.context = contexts.insert(std::move(context));
-    auto pool = std::make_unique<PoolObject>();
-    pool->device = i;
-    pool->is_default = true;
-    device.default_pool = device.current_pool = pools.insert(std::move(pool));
-  }
-}
+    : configuration(wanted), scheduler(this), oracle(this, wanted.oracle) {}
 
 Simulation& simulation() {
   if (current == nullptr) {
@@ -101,13 +93,29 @@ bool reset_simulation(const char* text, std::string* error) {
   return true;
 }
 
+bool join_session(Simulation& sim) {
+  if (!environment_error.empty()) return false;
+  return sim.session.joined() || sim.session.join(sim.configuration, &environment_error);
+}
+
 Result initialize(Simulation& sim) {
   if (sim.initialized) return kSuccess;
-  if (!environment_error.empty()) return kInvalidValue;
-  std::string error;
-  if (!sim.session.join(sim.configuration, &error)) {
-    environment_error = error;
-    return kOperatingSystem;
+  if (!join_session(sim)) return kOperatingSystem;
+  std::vector<int> visible = visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), sim.configuration.devices);
+  if (visible.empty()) return kNoDevice;
+  sim.memory.set_visible(visible);
+  sim.devices.resize(visible.size());
+  for (size_t i = 0; i < visible.size(); ++i) {
+    DeviceState& device = sim.devices[i];
+    device.ordinal = static_cast<int>(i);
+    device.number = visible[i];
+    auto context = std::make_unique<ContextObject>();
+    context->device = device.ordinal;
+    device.context = sim.contexts.insert(std::move(context));
+    auto pool = std::make_unique<PoolObject>();
+    pool->device = device.ordinal;
+    pool->is_default = true;
+    device.default_pool = device.current_pool = sim.pools.insert(std::move(pool));
   }
   sim.initialized = true;
   return kSuccess;

@@ -44,6 +44,7 @@ struct ModuleObject {
 
 struct DeviceState {
   int ordinal = 0;
+  int number = 0;        // in the session
   uint64_t context = 0;  // handle of the primary context
   int retained = 0;
   unsigned flags = 0;
@@ -94,7 +95,8 @@ Simulation& simulation();
 // Replaces the simulation. False: the configuration is wrong, and the old one stays.
 bool reset_simulation(const char* text, std::string* error);
 const std::string& configuration_error();  // of the environment; empty: none
-Result initialize(Simulation& sim);        // cuInit: joins the session
+bool join_session(Simulation& sim);        // false: see configuration_error()
+Result initialize(Simulation& sim);        // cuInit
 
 // The thread's stack of current contexts.
 std::vector<uint64_t>& context_stack();
