@@ -54,7 +54,8 @@ PYTHON
   case $state in
     missing)
       say "installing ${PYALLOC_TORCH:-torch>=2.11} (a few GB the first time)"
-      "$venv/bin/python" -m pip install --quiet "${PYALLOC_TORCH:-torch>=2.11}"
+      # numpy: torch warns at every import without it.
+      "$venv/bin/python" -m pip install --quiet "${PYALLOC_TORCH:-torch>=2.11}" numpy
       need_torch
       ;;
     cpu) fail "the torch in $venv is a CPU-only build; a CUDA build is needed, on a simulated GPU too: set PYALLOC_VENV to another environment" ;;
