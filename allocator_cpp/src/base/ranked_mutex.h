@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "base/futex_mutex.h"
 
 namespace pyalloc {
 
@@ -44,7 +45,7 @@ class RankedMutex {
   void leave() { --held()[static_cast<int>(rank_)]; }
 #endif
 
-  std::mutex mutex_;
+  FutexMutex mutex_;
   const Rank rank_;
 };
 

@@ -159,7 +159,7 @@ void Backing::adopt(AddressSpace& space, const std::vector<Found>& found) {
       old_space.set_unmapped(granule.slot);
       old_slot.stale = true;
       count(counters_.stolen_granules);
-      if (finished(inherited, inherited_stamp)) inherited = inherited_stamp = 0;
+      if (space.one_stream || finished(inherited, inherited_stamp)) inherited = inherited_stamp = 0;
     }
     space.set_mapped(one.placement.slot, id);
     Slot& slot = space.slot(one.placement.slot);
@@ -200,7 +200,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     PYALLOC_ASSERT(!slot.stale);
     if (slot.inherited == 0) continue;
     ordered = order_after(stream, slot.inherited, slot.inherited_stamp);
-    if (finished(slot.inherited, slot.inherited_stamp)) slot.inherited = slot.inherited_stamp = 0;
+    if (ordered && (space.one_stream || finished(slot.inherited, slot.inherited_stamp))) slot.inherited = slot.inherited_stamp = 0;
   }
   Status status = ordered ? kOk : fail(PYALLOC_OUT_OF_MEMORY, "memory there is still in use by another stream");
   std::vector<Found> found;

@@ -48,6 +48,7 @@ class Backing {
   Granules& granules() { return granules_; }
   const Granules& granules() const { return granules_; }
   uint64_t device_total() const { return policy_.device_total; }
+  uint16_t next_space() const { return static_cast<uint16_t>(spaces_.size()); }
   void add_space(AddressSpace& space) { spaces_.push_back(&space); }
 
   Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;

@@ -1,7 +1,5 @@
 // What the ladder, empty_cache and the maintenance thread ask of a heap (device_heap.h, "rungs and chores").
-#include <algorithm>
 
-#include "base/clock.h"
 #include "driver/context_scope.h"
 #include "heap/device_heap.h"
 

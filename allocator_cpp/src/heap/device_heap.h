@@ -1,12 +1,13 @@
-// One device's heap: the general pool's two spaces, a lane for each stream, the streams' clocks and the memory behind it all.
+// One device's heap: a lane for each stream (blocks up to 1 MiB), one coarse space for the larger blocks of all streams, the streams' clocks
+// and the memory behind it all.
 //
-// allocate() tries once and never waits on the host: the ladder (reclaim/ladder.h) is what climbs further. Small blocks go to their
-// stream's lane; larger ones are extents found here:
+// allocate() tries once and never waits on the host: the ladder (reclaim/ladder.h) is what climbs further. A large block goes to
 //   1 own or clean ranges that need no granule       no driver call
 //   2 the same once other streams' finished ranges have become clean
 //   3 own or clean ranges, granules from the shelf or created below the budget
 //   4 another stream's range, after a wait on the GPU
 //   5 own or clean ranges with stolen granules, then granules created up to the limit
+// Lanes come here when a granule of theirs becomes used or idle; their spaces have no ranges of other streams, so 2 and 4 do not arise.
 //
 // Locks: a lane's before the heap's. Public calls are made with none held unless they say otherwise.
 #pragma once
@@ -88,10 +89,22 @@ class DeviceHeap {
   // After fork: forgets everything without a driver call.
   void abandon();
 
+  // A freed block that waits for other streams: a slot or an extent of a lane, or an extent of the coarse space.
+  struct PendingFree {
+    Lane* lane = nullptr;  // null: coarse
+    NodeId range = kNoNode;
+    Slab* slab = nullptr;
+    unsigned slot = 0;
+    Kind kind = kSmall;
+    int64_t bytes = 0;
+    std::vector<std::pair<StreamIndex, uint64_t>> waits;
+  };
+
   // --- for lanes, called with the lane's lock held ---
-  Status take_slab(Lane& lane, int size_class_index, Slab*& slab);
-  void give_slab(Slab& slab);
-  void slot_pending(Slab& slab, unsigned slot);
+  Status make_space(Lane& lane);
+  Status place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& placed);
+  void uncommit_in_lane(Lane& lane, const Range& range);
+  void free_later(PendingFree pending, uint64_t address, cuda::Stream stream);
   Status bad_free(uint64_t address);
   void note_alloc(uint64_t address, size_t bytes, cuda::Stream stream) const {
     if (oracle_) driver().oracle_alloc(address, bytes, stream);
@@ -107,30 +120,18 @@ class DeviceHeap {
     Backing::Cost cost;
     int64_t score() const { return range == kNoNode ? INT64_MAX : cost.score(); }
   };
-  struct PendingFree {
-    Space* space = nullptr;  // an extent, or
-    NodeId range = kNoNode;
-    Slab* slab = nullptr;  // a slot of a slab
-    unsigned slot = 0;
-    Kind kind = kSmall;
-    int64_t bytes = 0;
-    std::vector<std::pair<StreamIndex, uint64_t>> waits;
-  };
   struct Direct {
     size_t requested, bytes;
     cuda::Stream stream;
   };
-  struct SpaceHistory {
-    History segments, reserved, free_ranges;
-  };
-
   DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context context, size_t granule_bytes, uint64_t total);
-  Status reserve_spaces();
+  Status open_coarse();
 
   Lane* lane_of(cuda::Stream stream, bool owned);  // null: too many streams
-  Status allocate_extent(Lane& lane, size_t bytes, void** pointer);
+  Status allocate_coarse(Lane& lane, size_t bytes, void** pointer);
   Status allocate_direct(cuda::Stream stream, size_t bytes, void** pointer);
-  Status deallocate_extent(Space& space, uint64_t address, pyalloc_freed* freed);
+  Status deallocate_coarse(uint64_t address, pyalloc_freed* freed);
+  NodeId live_coarse_at(uint64_t address) const;
 
   // placement.cpp; with the heap's lock held
   Status place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed);
@@ -138,14 +139,17 @@ class DeviceHeap {
   void consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
   Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed);
   bool clean_finished(Space& space);
-  void release_extent(Space& space, NodeId id, StreamIndex user, uint64_t position);
+  void release_coarse(NodeId id);
 
-  uint64_t block_address(const Space& space, const Range& range) const;
+  uint64_t block_address(const Range& range) const;  // of a coarse block
   size_t block_bytes(const Range& range) const;
   size_t committed_bytes(const Range& range) const;
-  std::vector<std::pair<StreamIndex, uint64_t>> stamp_recorded(uint64_t address, size_t bytes);
+  void stamp_recorded(PendingFree& pending, uint64_t address);
   void observe();
-  size_t metadata_bytes() const;
+  template <class Visit>
+  void each_space(Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
+  size_t metadata_bytes(const Space& space) const;
+  bool validate_locked(std::string& reason);
   void self_check();
 
   const int device_;
@@ -159,32 +163,38 @@ class DeviceHeap {
   BlockCounters block_counters_{mutex_};
   StreamClocks clocks_{counters_};
   Backing backing_;
-  Space fine_, coarse_;
+  MappedTotals mapped_[kKinds];
+  Space coarse_;
   std::deque<Lane> lanes_;
   std::vector<Lane*> lanes_by_stream_;
   RankedMutex lanes_mutex_{Rank::kMaintenance};  // for making lanes
-  std::deque<Slab> slabs_;
-  Slab* unused_slabs_ = nullptr;
   std::unordered_map<uint64_t, std::vector<StreamIndex>> recorded_;  // by address, streams of record_stream
   std::vector<PendingFree> pending_;
   std::atomic<size_t> pending_count_{0};
+  int64_t finishing_ = 0;  // taken off the list, not yet free in their lanes
   std::unordered_map<uint64_t, Direct> direct_;
   uint64_t direct_bytes_ = 0;
   std::atomic<size_t> direct_count_{0};
-  SpaceHistory history_[kKinds + 1];
-  History inactive_bytes_[kKinds + 1];
+  // Index kKinds is both kinds together. The last two are looked at when somebody reads them.
+  History segments_[kKinds + 1], reserved_[kKinds + 1], free_ranges_[kKinds + 1], inactive_bytes_[kKinds + 1];
   std::atomic<double> fraction_;
   std::atomic<bool> refused_by_limit_{false};
   const uint64_t serial_;  // tells a thread's cached lane of a closed heap from ours
 };
 
 template <class Visit>
+void DeviceHeap::each_space(Visit&& visit) {
+  for (Lane& lane : lanes_)
+    if (lane.space() != nullptr) visit(*lane.space());
+  if (caching_) visit(coarse_);
+}
+
+template <class Visit>
 void DeviceHeap::with_everything_locked(Visit&& visit) {
   Lock making(lanes_mutex_);
   for (Lane& lane : lanes_) lane.mutex().lock();
   mutex_.lock();
-  visit(fine_);
-  visit(coarse_);
+  each_space(visit);
   mutex_.unlock();
   for (Lane& lane : lanes_) lane.mutex().unlock();
 }

@@ -71,6 +71,22 @@ void Extents::drop_range(NodeId id) {
   unused_ = id;
 }
 
+NodeId Extents::quick_fit(uint16_t owner, uint32_t length) const {
+  if (owner >= bins_.size()) return kNoNode;
+  const Bins& set = bins_[owner];
+  int bin = bin_of(length);
+  NodeId head = set.head[bin];
+  for (int look = 0; look < 2 && head != kNoNode; ++look, head = ranges_[head].bin_next) {
+    if (ranges_[head].length >= length) return head;
+  }
+  for (int word = (bin + 1) / 64; word < kBins / 64; ++word) {
+    uint64_t used = set.used[word];
+    if (word == (bin + 1) / 64) used &= ~uint64_t{0} << ((bin + 1) % 64);
+    if (used != 0) return set.head[word * 64 + static_cast<int>(lowest_bit(used))];
+  }
+  return kNoNode;
+}
+
 NodeId Extents::take(NodeId id, uint32_t start, uint32_t length, RangeState state, uint16_t owner, uint64_t requested) {
   PYALLOC_ASSERT(ranges_[id].state == RangeState::kFree && length > 0);
   PYALLOC_ASSERT(start >= ranges_[id].start && start + length <= ranges_[id].start + ranges_[id].length);

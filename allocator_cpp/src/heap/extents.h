@@ -48,6 +48,10 @@ class Extents {
   template <class Offer>
   void fitting(uint16_t owner, uint32_t length, int limit, Offer&& offer) const;
 
+  // A free range of `owner` with at least `length` units from the lowest bin where every range is long enough, or the shortest look
+  // in the bin below it; none when there is none. Constant time.
+  NodeId quick_fit(uint16_t owner, uint32_t length) const;
+
   // Cuts [start, start + length) out of free range `id` and marks it live. The rest stays free with its owner and stamp.
   NodeId take(NodeId id, uint32_t start, uint32_t length, RangeState state, uint16_t owner, uint64_t requested);
   // Undoes take(): the range becomes free again with this owner and stamp and joins equal neighbours. Returns the joined range.

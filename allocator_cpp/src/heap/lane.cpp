@@ -1,3 +1,4 @@
+// A lane's slots: blocks up to 16 KiB.
 #include "heap/lane.h"
 
 #include "heap/device_heap.h"
@@ -6,6 +7,13 @@ namespace pyalloc {
 
 Lane::Lane(DeviceHeap& heap, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned)
     : heap_(heap), block_counters_(counters), stream_(stream), index_(index), owned_(owned), counters_(counters.add_lane(mutex_)) {}
+
+Status Lane::allocate(size_t bytes, void** pointer) { return bytes <= kSmallestExtent ? allocate_slot(bytes, pointer) : allocate_extent(bytes, pointer); }
+
+Status Lane::deallocate(uint64_t address, pyalloc_freed* freed) {
+  Slab* slab = space_->slab_at(address);
+  return slab != nullptr ? deallocate_slot(*slab, address, freed) : deallocate_extent(address, freed);
+}
 
 void Lane::list(Slab& slab) {
   Slab*& head = with_room_[slab.size_class];
@@ -23,39 +31,58 @@ void Lane::unlist(Slab& slab) {
   slab.listed = false;
 }
 
-bool Lane::add_slab(int size_class_index, Status& status) {
-  Slab* slab = nullptr;
-  status = heap_.take_slab(*this, size_class_index, slab);
-  if (status != kOk) return false;
+Status Lane::add_slab(int index) {
+  NodeId id = kNoNode;
+  Status status = take_extent(static_cast<uint32_t>(slab_bytes(index) / kUnit), Space::kFineCell / kUnit, RangeState::kSlab, 0, id);
+  if (status != kOk) return status;
+  Slab* slab = unused_slabs_;
+  if (slab == nullptr) {
+    slab = &slabs_.emplace_back();
+  } else {
+    unused_slabs_ = slab->next;
+  }
+  const Range& range = space_->extents().range(id);
+  slab->reset(space_->address(range), id, index);
+  space_->set_slab(range, slab);
   list(*slab);
-  return true;
+  return kOk;
 }
 
-Status Lane::allocate(size_t bytes, void** pointer) {
+void Lane::free_slab(Slab& slab) {
+  space_->set_slab(space_->extents().range(slab.range), nullptr);
+  give_extent(slab.range);
+  slab.slots = 0;  // a stale pointer into it finds no slot
+  slab.next = unused_slabs_;
+  unused_slabs_ = &slab;
+}
+
+Status Lane::allocate_slot(size_t bytes, void** pointer) {
   int index = size_class(bytes);
   Lock lock(mutex_);
   if (with_room_[index] == nullptr) {
     lock.unlock();
     heap_.poll_pending();  // may free a slot here
     lock.lock();
-    Status status = kOk;
-    if (with_room_[index] == nullptr && !add_slab(index, status)) return status;
+    if (with_room_[index] == nullptr) {
+      Status status = add_slab(index);
+      if (status != kOk) return status;
+    }
   }
   Slab& slab = *with_room_[index];
   unsigned slot = slab.take();
   if (slab.free_slots == 0) unlist(slab);
-  slab.unused_bytes[slot] = static_cast<uint16_t>(class_bytes(index) - bytes);
+  slab.unused_bytes[slot] = static_cast<uint16_t>(slab.slot_bytes - bytes);
   uint64_t address = slab.address(slot);
-  Usage usage{1, static_cast<int64_t>(class_bytes(index)), static_cast<int64_t>(bytes)};
+  Usage usage{1, slab.slot_bytes, static_cast<int64_t>(bytes)};
   bool counted = counters_.counters.hand_out(kSmall, usage);
-  heap_.note_alloc(address, class_bytes(index), stream_);
+  heap_.note_alloc(address, slab.slot_bytes, stream_);
   lock.unlock();
   if (!counted) block_counters_.settle(&counters_, kSmall, usage);
   *pointer = reinterpret_cast<void*>(address);
   return kOk;
 }
 
-// Called with the lock held. May hand the slab's extent back, so the slab must not be used afterwards.
+// Called with the lock held. May free the slab's extent, so the slab must not be used afterwards.
 void Lane::slot_became_free(Slab& slab, unsigned slot) {
   slab.give(slot);
   if (!slab.listed) list(slab);
@@ -63,55 +90,75 @@ void Lane::slot_became_free(Slab& slab, unsigned slot) {
   bool only_one = with_room_[slab.size_class] == &slab && slab.next == nullptr;
   if (only_one && owned_) return;  // a stream that may be destroyed keeps nothing: its event must be recorded now
   unlist(slab);
-  heap_.give_slab(slab);
+  free_slab(slab);
 }
 
-Status Lane::deallocate(Slab& slab, uint64_t address, pyalloc_freed* freed) {
+Status Lane::deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed) {
   Lock lock(mutex_);
-  int slot = slab.lane == this ? slab.slot_at(address) : -1;
+  int slot = slab.slot_at(address);
   if (slot < 0 || !slab.live(static_cast<unsigned>(slot))) return heap_.bad_free(address);
   auto index = static_cast<unsigned>(slot);
-  size_t bytes = slab.slot_bytes(), requested = slab.requested(index);
-  if (freed != nullptr) *freed = {heap_.device(), stream_, requested, bytes};
-  Usage usage{1, static_cast<int64_t>(bytes), static_cast<int64_t>(requested)};
+  Usage usage{1, slab.slot_bytes, static_cast<int64_t>(slab.requested(index))};
+  if (freed != nullptr) *freed = {heap_.device(), stream_, slab.requested(index), slab.slot_bytes};
   if (Slab::test(slab.recorded_bits, index)) {
     Slab::clear(slab.recorded_bits, index);
     Slab::set(slab.pending_bits, index);
     counters_.counters.take_back_pending(kSmall, usage);
     block_counters_.pending_started(kSmall, usage);
-    heap_.slot_pending(slab, index);
+    heap_.free_later({this, kNoNode, &slab, index, kSmall, usage.bytes, {}}, address, stream_);
     return kOk;
   }
   counters_.counters.take_back(kSmall, usage);
-  heap_.note_free(address, bytes, stream_);
+  heap_.note_free(address, slab.slot_bytes, stream_);
   slot_became_free(slab, index);
   return kOk;
 }
 
-void Lane::finish_pending(Slab& slab, unsigned slot) {
+void Lane::finish_pending(Slab* slab, unsigned slot, NodeId range) {
   Lock lock(mutex_);
-  Slab::clear(slab.pending_bits, slot);
-  block_counters_.pending_ended(kSmall, {1, static_cast<int64_t>(slab.slot_bytes()), 0});
-  slot_became_free(slab, slot);
+  if (slab != nullptr) {
+    Slab::clear(slab->pending_bits, slot);
+    block_counters_.pending_ended(kSmall, {1, slab->slot_bytes, 0});
+    slot_became_free(*slab, slot);
+  } else {
+    const Range& one = space_->extents().range(range);
+    block_counters_.pending_ended(kSmall, {1, static_cast<int64_t>(one.length * kUnit), 0});
+    space_->set_start(space_->address(one), kNoNode);
+    give_extent(range);
+  }
 }
 
-Status Lane::mark_recorded(Slab& slab, uint64_t address) {
+bool Lane::mark_recorded(uint64_t address) {
   Lock lock(mutex_);
-  int slot = slab.lane == this ? slab.slot_at(address) : -1;
-  if (slot < 0 || !slab.live(static_cast<unsigned>(slot))) return PYALLOC_UNKNOWN_POINTER;
-  Slab::set(slab.recorded_bits, static_cast<unsigned>(slot));
-  return kOk;
+  if (Slab* slab = space_->slab_at(address)) {
+    int slot = slab->slot_at(address);
+    if (slot < 0 || !slab->live(static_cast<unsigned>(slot))) return false;
+    Slab::set(slab->recorded_bits, static_cast<unsigned>(slot));
+    return true;
+  }
+  NodeId id = live_extent_at(address);
+  if (id == kNoNode) return false;
+  space_->extents().range(id).recorded = true;
+  return true;
 }
 
-bool Lane::describe(const Slab& slab, uint64_t address, pyalloc_block_info& info) {
+bool Lane::describe(uint64_t address, pyalloc_block_info& info) {
   Lock lock(mutex_);
-  if (slab.lane != this || address < slab.base || address >= slab.base + slab.slots * slab.slot_bytes()) return false;
-  auto slot = static_cast<unsigned>((address - slab.base) / slab.slot_bytes());
-  if (!slab.live(slot)) return false;
-  info.block = reinterpret_cast<void*>(slab.address(slot));
   info.stream = stream_;
-  info.requested = slab.requested(slot);
-  info.allocated = slab.slot_bytes();
+  if (const Slab* slab = space_->slab_at(address)) {
+    unsigned slot = slab->slot_of(address);
+    if (slot >= slab->slots || !slab->live(slot)) return false;
+    info.block = reinterpret_cast<void*>(slab->address(slot));
+    info.requested = slab->requested(slot);
+    info.allocated = slab->slot_bytes;
+    return true;
+  }
+  NodeId id = space_->covering(address);
+  if (id == kNoNode || space_->extents().range(id).state != RangeState::kLive) return false;
+  const Range& range = space_->extents().range(id);
+  info.block = reinterpret_cast<void*>(space_->address(range));
+  info.requested = range.requested;
+  info.allocated = range.length * kUnit;
   return true;
 }
 
@@ -122,7 +169,7 @@ void Lane::release_empty_slabs() {
       next = slab->next;
       if (slab->free_slots < slab->slots) continue;
       unlist(*slab);
-      heap_.give_slab(*slab);
+      free_slab(*slab);
     }
   }
 }
@@ -131,7 +178,7 @@ bool Lane::validate(std::string& reason) {
   for (int index = 0; index < kSizeClasses; ++index) {
     const Slab* previous = nullptr;
     for (const Slab* slab = with_room_[index]; slab != nullptr; slab = slab->next) {
-      if (slab->lane != this || slab->size_class != index || !slab->listed || slab->previous != previous) return reason = "lane: its list of slabs is broken", false;
+      if (slab->size_class != index || !slab->listed || slab->previous != previous) return reason = "lane: its list of slabs is broken", false;
       int free_seen = __builtin_popcountll(slab->free_bits[0]) + __builtin_popcountll(slab->free_bits[1]);
       if (free_seen != slab->free_slots || free_seen == 0) return reason = "lane: a slab miscounts its free slots", false;
       for (int word = 0; word < 2; ++word) {

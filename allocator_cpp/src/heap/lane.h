@@ -1,13 +1,19 @@
-// Small blocks of one stream: a list of slabs with free slots for each size class. Allocation takes the lowest free bit of the first
-// slab; a free sets it again: no driver call, no event, no search. Memory freed here is used again here at once, in stream order.
+// The blocks up to 1 MiB of one stream, in address space of the lane's own, so that streams share no lock here.
 //
-// A slab that becomes empty stays as its class's spare if it is the only one with room; otherwise its extent goes back to the fine space.
-// One lock a lane; the heap's lock is taken inside it for slabs. Lanes live as long as their heap.
+// Up to 16 KiB: slots of slabs. Allocation takes the lowest free bit of the first slab with room, a free sets it again: no driver call, no
+// event, no search. A slab that becomes empty stays as its class's spare if it is the only one with room; else its extent is freed.
+// Above: extents. One whose granules are already under live blocks is found in constant time and touches nothing shared; only when a granule
+// becomes used or idle is the heap asked. Memory freed here is used again here at once, in stream order, so free ranges are all clean.
+//
+// One lock a lane (lane.cpp, lane_extents.cpp hold it; the heap's is taken inside it). Lanes live as long as their heap.
 #pragma once
+#include <deque>
+#include <memory>
 #include <string>
 
 #include "facts/block_counters.h"
 #include "heap/slab.h"
+#include "heap/space.h"
 #include "stream/stream_clocks.h"
 
 namespace pyalloc {
@@ -18,23 +24,40 @@ class Lane {
  public:
   Lane(DeviceHeap& heap, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned);
 
-  Status allocate(size_t bytes, void** pointer);                                          // bytes: 1 .. kSmallestExtent
-  Status deallocate(Slab& slab, uint64_t address, pyalloc_freed* freed);
-  Status mark_recorded(Slab& slab, uint64_t address);
-  void finish_pending(Slab& slab, unsigned slot);  // its events are complete
-  bool describe(const Slab& slab, uint64_t address, pyalloc_block_info& info);
+  Status allocate(size_t bytes, void** pointer);  // bytes: 1 .. kLargestFine
+  Status deallocate(uint64_t address, pyalloc_freed* freed);
+  // The block is also used on another stream; its free will wait for that one.
+  bool mark_recorded(uint64_t address);
+  // The events of a pending slot or extent are complete.
+  void finish_pending(Slab* slab, unsigned slot, NodeId range);
+  bool describe(uint64_t address, pyalloc_block_info& info);
   void release_empty_slabs();
 
   RankedMutex& mutex() { return mutex_; }
   StreamIndex index() const { return index_; }
   cuda::Stream stream() const { return stream_; }
-  bool validate(std::string& reason);  // called with the lane's lock held
+  // Null before the first block. Changes once, under the lane's and the heap's lock.
+  Space* space() const { return space_.get(); }
+  void set_space(std::unique_ptr<Space> space) { space_ = std::move(space); }
+  // With the lane's lock held.
+  bool validate(std::string& reason);
+  size_t metadata_bytes() const { return sizeof *this + slabs_.size() * sizeof(Slab); }
 
  private:
+  Status allocate_slot(size_t bytes, void** pointer);
+  Status deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed);
+  void slot_became_free(Slab& slab, unsigned slot);
   void list(Slab& slab);
   void unlist(Slab& slab);
-  bool add_slab(int size_class, Status& status);
-  void slot_became_free(Slab& slab, unsigned slot);
+  Status add_slab(int size_class);
+  void free_slab(Slab& slab);
+
+  Status allocate_extent(size_t bytes, void** pointer);
+  Status deallocate_extent(uint64_t address, pyalloc_freed* freed);
+  Status take_extent(uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& taken);
+  void give_extent(NodeId id);
+  NodeId live_extent_at(uint64_t address) const;
+  bool all_slots_live(uint32_t start, uint32_t units, uint32_t least) const;
 
   DeviceHeap& heap_;
   BlockCounters& block_counters_;
@@ -44,6 +67,9 @@ class Lane {
   RankedMutex mutex_{Rank::kLane};
   BlockCounters::Lane& counters_;
   Slab* with_room_[kSizeClasses] = {};
+  Slab* unused_slabs_ = nullptr;
+  std::deque<Slab> slabs_;
+  std::unique_ptr<Space> space_;
 };
 
 }  // namespace pyalloc

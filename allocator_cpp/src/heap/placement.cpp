@@ -42,7 +42,8 @@ Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, Strea
   uint64_t stamp = space.extents().range(choice.range).stamp;
   placed = space.extents().take(choice.range, choice.start, units, state, stream, requested);
   const Range& range = space.extents().range(placed);
-  Status status = backing_.commit(space.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), stream);
+  uint64_t bytes = space.coarse() ? committed_bytes(range) : uint64_t{range.length} * kUnit;
+  Status status = backing_.commit(space.memory(), uint64_t{range.start} * kUnit, bytes, stream);
   if (status != kOk) {
     space.extents().give(placed, owner, stamp);
     placed = kNoNode;
@@ -80,7 +81,7 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
 
   ContextScope context(context_);
   bool others = false;
-  for (StreamIndex other = 1; other < clocks_.end(); ++other) others |= other != stream && extents.has_free(other);
+  for (StreamIndex other = 1; space.coarse() && other < clocks_.end(); ++other) others |= other != stream && extents.has_free(other);
   if (others) {
     others = clean_finished(space);
     if (!guard_) consider_own();
@@ -119,11 +120,33 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
   return put(space, choice, units, stream, state, requested, placed);
 }
 
-// The extent's block is gone and every other stream that used it is finished.
-void DeviceHeap::release_extent(Space& space, NodeId id, StreamIndex user, uint64_t position) {
-  const Range& range = space.extents().range(id);
-  backing_.uncommit(space.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), user, position);
-  space.extents().give(id, user, position);
+// The block is gone and every other stream that used it is finished.
+void DeviceHeap::release_coarse(NodeId id) {
+  const Range& range = coarse_.extents().range(id);
+  StreamIndex user = range.owner;
+  uint64_t position = 0;
+  {
+    // Only a stream not owned needs the driver here: its event is recorded now.
+    ContextScope scope(context_, !clocks_.owned(user));
+    position = clocks_.free_position(user);
+  }
+  backing_.uncommit(coarse_.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), user, position);
+  coarse_.extents().give(id, user, position);
+}
+
+// --- for lanes: their spaces belong to one stream, so ranges there are clean and only granules matter ---
+
+Status DeviceHeap::place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& placed) {
+  Lock lock(mutex_);
+  Status status = place(*lane.space(), units, alignment, lane.index(), state, requested, placed);
+  observe();
+  return status;
+}
+
+void DeviceHeap::uncommit_in_lane(Lane& lane, const Range& range) {
+  Lock lock(mutex_);
+  ContextScope scope(context_, !clocks_.owned(lane.index()));
+  backing_.uncommit(lane.space()->memory(), uint64_t{range.start} * kUnit, uint64_t{range.length} * kUnit, lane.index(), clocks_.free_position(lane.index()));
 }
 
 }  // namespace pyalloc

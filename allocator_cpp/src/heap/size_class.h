@@ -15,6 +15,7 @@ namespace pyalloc {
 constexpr size_t kUnit = 512;                 // alignment of every block, and the unit of extents
 constexpr size_t kSmallestExtent = 16 * kKiB;  // requests up to this are slots of slabs
 constexpr int kSizeClasses = 24;
+constexpr size_t kLargestFine = 1 * kMiB;     // larger ones live in the coarse space that all streams share
 constexpr size_t kSlabSlots = 128;  // at most, so that two words are a slab's bitmap
 
 constexpr int size_class(size_t bytes) {  // bytes: 1 .. kSmallestExtent

@@ -1,4 +1,4 @@
-// One slab: an extent of the fine space cut into slots of one size class, with a bit for each. Slab records are recycled and never
+// One slab: an extent of a lane's space cut into slots of one size class, with a bit for each. Slab records are recycled and never
 // freed, so that a stale pointer to one can be looked at safely.
 // Guarded by its lane's lock.
 #pragma once
@@ -10,29 +10,30 @@
 
 namespace pyalloc {
 
-class Lane;
-
-struct Slab {
-  Lane* lane = nullptr;
+struct alignas(64) Slab {
+  // The first cache line is all that most frees and allocations read.
   uint64_t base = 0;  // address of slot 0
-  NodeId range = kNoNode;
-  uint16_t size_class = 0, slots = 0, free_slots = 0;
-  bool listed = false;                         // in its lane's list of slabs with free slots
-  Slab *previous = nullptr, *next = nullptr;   // in that list; `next` also links unused records
   uint64_t free_bits[2] = {};
   uint64_t pending_bits[2] = {};   // freed, waiting for events
   uint64_t recorded_bits[2] = {};  // also used on other streams
-  uint16_t unused_bytes[kSlabSlots] = {};  // class bytes minus requested, of live and pending slots
+  uint32_t slot_bytes = 0;
+  uint32_t inverse = 0;  // 2^32 / slot_bytes, rounded up: exact for offsets inside a slab
 
-  size_t slot_bytes() const { return class_bytes(size_class); }
-  uint64_t address(unsigned slot) const { return base + slot * slot_bytes(); }
-  size_t requested(unsigned slot) const { return slot_bytes() - unused_bytes[slot]; }
+  Slab *previous = nullptr, *next = nullptr;  // in its lane's list of slabs with room; `next` also links unused records
+  NodeId range = kNoNode;
+  uint16_t size_class = 0, slots = 0, free_slots = 0;
+  bool listed = false;
+  uint16_t unused_bytes[kSlabSlots] = {};  // slot bytes minus requested, of live and pending slots
 
+  uint64_t address(unsigned slot) const { return base + uint64_t{slot} * slot_bytes; }
+  size_t requested(unsigned slot) const { return slot_bytes - unused_bytes[slot]; }
+
+  // The slot that holds `address`, which lies in the slab's extent; it may be `slots`, in the tail that holds none.
+  unsigned slot_of(uint64_t address) const { return static_cast<unsigned>((address - base) * inverse >> 32); }
   // The slot that starts at `address`, or -1.
   int slot_at(uint64_t address) const {
-    uint64_t offset = address - base;
-    if (address < base || offset % slot_bytes() != 0 || offset / slot_bytes() >= slots) return -1;
-    return static_cast<int>(offset / slot_bytes());
+    unsigned slot = slot_of(address);
+    return slot < slots && this->address(slot) == address ? static_cast<int>(slot) : -1;
   }
   static bool test(const uint64_t* bits, unsigned slot) { return (bits[slot / 64] >> (slot % 64) & 1) != 0; }
   static void set(uint64_t* bits, unsigned slot) { bits[slot / 64] |= uint64_t{1} << (slot % 64); }
@@ -40,12 +41,13 @@ struct Slab {
   bool live(unsigned slot) const { return !test(free_bits, slot) && !test(pending_bits, slot); }
 
   // All slots free.
-  void reset(Lane* to, uint64_t at, NodeId in, int index) {
+  void reset(uint64_t at, NodeId in, int index) {
     *this = Slab{};
-    lane = to;
     base = at;
     range = in;
     size_class = static_cast<uint16_t>(index);
+    slot_bytes = static_cast<uint32_t>(class_bytes(index));
+    inverse = static_cast<uint32_t>(((uint64_t{1} << 32) + slot_bytes - 1) / slot_bytes);
     slots = free_slots = static_cast<uint16_t>(slab_slots(index));
     free_bits[0] = slots >= 64 ? ~uint64_t{0} : (uint64_t{1} << slots) - 1;
     free_bits[1] = slots <= 64 ? 0 : slots == 128 ? ~uint64_t{0} : (uint64_t{1} << (slots - 64)) - 1;

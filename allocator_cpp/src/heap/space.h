@@ -1,9 +1,9 @@
 // One address space of a pool with its books: which slots are mapped (AddressSpace), which ranges are live (Extents), and, by address, which
-// block starts where. A pool has two: the fine one for blocks up to 1 MiB and slabs, the coarse one for larger blocks.
+// block starts where. Each lane has a fine one for its blocks up to 1 MiB; larger blocks of all streams share the coarse one.
 //
 // Cells: a block is larger than a cell (16 KiB fine, 1 MiB coarse), so at most one block starts in a cell and one array look-up finds it.
-// Slabs cover whole cells. Ranges, slots and cells change under the heap's lock; `slab_at` may be read without it by whoever owns a
-// live block there, since a slab with a live block stays.
+// Slabs cover whole cells. Ranges and cells change under the lane's lock (fine) or the heap's (coarse); `slab_at` may be read without it by
+// whoever owns a live block there, since a slab with a live block stays.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,14 +18,18 @@
 namespace pyalloc {
 
 class DeviceHeap;
+class Lane;
 
 class Space {
  public:
-  Space(DeviceHeap& heap, uint16_t id, bool coarse, size_t granule_bytes) : heap_(heap), coarse_(coarse), memory_(id, granule_bytes) {}
+  // `lane`: whose blocks up to 1 MiB live here; null for the coarse space, which all streams share.
+  Space(DeviceHeap& heap, Lane* lane, uint16_t id, size_t granule_bytes, MappedTotals& totals)
+      : heap_(heap), lane_(lane), coarse_(lane == nullptr), memory_(id, granule_bytes, totals) {}
 
   Status create(uint64_t bytes, uint64_t least);
 
   DeviceHeap& heap() const { return heap_; }
+  Lane* lane() const { return lane_; }
   bool coarse() const { return coarse_; }
   AddressSpace& memory() { return memory_; }
   const AddressSpace& memory() const { return memory_; }
@@ -53,6 +57,7 @@ class Space {
 
  private:
   DeviceHeap& heap_;
+  Lane* const lane_;
   const bool coarse_;
   AddressSpace memory_;
   std::unique_ptr<Extents> extents_;

@@ -46,10 +46,10 @@ class BlockWalk {
     for (unsigned slot = 0; slot < slab.slots; ++slot) {
       bool free = Slab::test(slab.free_bits, slot);
       pyalloc_block_state state = free ? PYALLOC_BLOCK_FREE : Slab::test(slab.pending_bits, slot) ? PYALLOC_BLOCK_PENDING : PYALLOC_BLOCK_LIVE;
-      add(slab.address(slot), slab.slot_bytes(), free ? 0 : slab.requested(slot), state, slab.lane->stream());
+      add(slab.address(slot), slab.slot_bytes, free ? 0 : slab.requested(slot), state, space_.lane()->stream());
     }
     uint64_t used = slab.address(slab.slots);
-    if (used < end) add(used, end - used, 0, PYALLOC_BLOCK_FREE, slab.lane->stream());
+    if (used < end) add(used, end - used, 0, PYALLOC_BLOCK_FREE, space_.lane()->stream());
   }
 
   const DeviceHeap& heap_;

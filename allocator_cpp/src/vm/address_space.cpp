@@ -40,9 +40,12 @@ int AddressSpace::segment_change(uint32_t index) const {
 
 void AddressSpace::set_mapped(uint32_t index, HandleId handle) {
   PYALLOC_ASSERT(!mapped(index) && !slots_[index].stale);
-  segments_ += segment_change(index);
+  int change = segment_change(index);
+  segments_ += change;
+  totals_.segments += change;
   slots_[index].handle = handle;
   ++mapped_;
+  ++totals_.slots;
   if (index >= highest_used_) highest_used_ = index + 1;
 }
 
@@ -50,8 +53,11 @@ void AddressSpace::set_unmapped(uint32_t index) {
   PYALLOC_ASSERT(mapped(index));
   Slot& one = slots_[index];
   one.handle = 0;
-  segments_ -= segment_change(index);
+  int change = segment_change(index);
+  segments_ -= change;
+  totals_.segments -= change;
   --mapped_;
+  --totals_.slots;
   one.users = one.stamp = one.inherited = one.inherited_stamp = 0;
 }
 

@@ -3,7 +3,7 @@
 //
 // A slot is unmapped, mapped (its granule is here), or stale: its granule has moved on but the old mapping still stands, and nothing
 // may be mapped here until it is undone. Segments are maximal runs of mapped slots.
-// Guarded by the heap's lock.
+// Guarded by the heap's lock, except `live`: in a lane's space it changes under the lane's lock, and from or to 0 under both.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -26,11 +26,16 @@ struct Slot {
   bool pinned;
 };
 
+// Sums over the address spaces of one kind, so that reading them costs nothing.
+struct MappedTotals {
+  int64_t slots = 0, segments = 0;
+};
+
 class AddressSpace {
  public:
   static constexpr uint64_t kRegion = uint64_t{4} << 30;
 
-  AddressSpace(uint16_t id, size_t granule_bytes) : id_(id), granule_bytes_(granule_bytes) {}
+  AddressSpace(uint16_t id, size_t granule_bytes, MappedTotals& totals) : id_(id), granule_bytes_(granule_bytes), totals_(totals) {}
   AddressSpace(const AddressSpace&) = delete;
   AddressSpace& operator=(const AddressSpace&) = delete;
 
@@ -38,6 +43,9 @@ class AddressSpace {
   Status reserve(uint64_t bytes, uint64_t least);
   // Returns the reservation; nothing may be mapped in it.
   void free_reservation();
+
+  // Set when one stream alone uses this space: whoever is ordered after an earlier use of a granule then is so for good.
+  bool one_stream = false;
 
   uint16_t id() const { return id_; }
   uint64_t base() const { return base_; }
@@ -64,6 +72,7 @@ class AddressSpace {
 
   const uint16_t id_;
   const size_t granule_bytes_;
+  MappedTotals& totals_;
   uint64_t base_ = 0, bytes_ = 0, reserved_at_ = 0, reserved_bytes_ = 0;
   LazyArray<Slot> slots_;
   int64_t mapped_ = 0, segments_ = 0;

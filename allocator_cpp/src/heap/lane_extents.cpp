@@ -1,0 +1,103 @@
+// A lane's extents: blocks from 16 KiB to 1 MiB, and slabs.
+#include "base/bits.h"
+#include "heap/device_heap.h"
+#include "heap/lane.h"
+
+namespace pyalloc {
+
+// True when at least `least` live blocks touch every slot under [start, start + units).
+bool Lane::all_slots_live(uint32_t start, uint32_t units, uint32_t least) const {
+  const AddressSpace& memory = space_->memory();
+  uint64_t offset = uint64_t{start} * kUnit;
+  auto first = static_cast<uint32_t>(offset / memory.granule_bytes());
+  auto last = static_cast<uint32_t>((offset + uint64_t{units} * kUnit - 1) / memory.granule_bytes());
+  for (uint32_t index = first; index <= last; ++index) {
+    if (memory.slot(index).live < least || memory.slot(index).inherited != 0) return false;
+  }
+  return true;
+}
+
+// With the lock held. Finds a place and puts memory behind it.
+Status Lane::take_extent(uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& taken) {
+  if (space_ == nullptr) {
+    Status status = heap_.make_space(*this);
+    if (status != kOk) return status;
+  }
+  Extents& extents = space_->extents();
+  NodeId id = extents.quick_fit(kClean, units + alignment - 1);
+  if (id != kNoNode) {
+    auto start = static_cast<uint32_t>(align_up(extents.range(id).start, alignment));
+    if (all_slots_live(start, units, 1)) {  // mapped, and nobody can take it away: no need of the heap
+      taken = extents.take(id, start, units, state, index_, requested);
+      AddressSpace& memory = space_->memory();
+      uint64_t offset = uint64_t{start} * kUnit;
+      auto last = static_cast<uint32_t>((offset + uint64_t{units} * kUnit - 1) / memory.granule_bytes());
+      for (auto index = static_cast<uint32_t>(offset / memory.granule_bytes()); index <= last; ++index) ++memory.slot(index).live;
+      return kOk;
+    }
+  }
+  return heap_.place_in_lane(*this, units, alignment, state, requested, taken);
+}
+
+// With the lock held.
+void Lane::give_extent(NodeId id) {
+  const Range& range = space_->extents().range(id);
+  if (all_slots_live(range.start, range.length, 2)) {  // no granule becomes idle
+    AddressSpace& memory = space_->memory();
+    uint64_t offset = uint64_t{range.start} * kUnit;
+    auto last = static_cast<uint32_t>((offset + uint64_t{range.length} * kUnit - 1) / memory.granule_bytes());
+    for (auto index = static_cast<uint32_t>(offset / memory.granule_bytes()); index <= last; ++index) --memory.slot(index).live;
+  } else {
+    heap_.uncommit_in_lane(*this, range);
+  }
+  space_->extents().give(id, kClean, 0);
+}
+
+NodeId Lane::live_extent_at(uint64_t address) const {
+  NodeId id = space_->start_in_cell(address);
+  if (id == kNoNode) return kNoNode;
+  const Range& range = space_->extents().range(id);
+  return range.state == RangeState::kLive && space_->address(range) == address ? id : kNoNode;
+}
+
+Status Lane::allocate_extent(size_t bytes, void** pointer) {
+  heap_.poll_pending();
+  auto units = static_cast<uint32_t>((bytes + kUnit - 1) / kUnit);
+  Usage usage{1, static_cast<int64_t>(units * kUnit), static_cast<int64_t>(bytes)};
+  Lock lock(mutex_);
+  NodeId id = kNoNode;
+  Status status = take_extent(units, 1, RangeState::kLive, bytes, id);
+  if (status != kOk) return status;
+  uint64_t address = space_->address(space_->extents().range(id));
+  space_->set_start(address, id);
+  bool counted = counters_.counters.hand_out(kSmall, usage);
+  heap_.note_alloc(address, units * kUnit, stream_);
+  lock.unlock();
+  if (!counted) block_counters_.settle(&counters_, kSmall, usage);
+  *pointer = reinterpret_cast<void*>(address);
+  return kOk;
+}
+
+Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
+  Lock lock(mutex_);
+  NodeId id = live_extent_at(address);
+  if (id == kNoNode) return heap_.bad_free(address);
+  Range& range = space_->extents().range(id);
+  Usage usage{1, static_cast<int64_t>(range.length * kUnit), static_cast<int64_t>(range.requested)};
+  if (freed != nullptr) *freed = {heap_.device(), stream_, range.requested, range.length * kUnit};
+  if (range.recorded) {
+    range.state = RangeState::kPending;
+    range.recorded = false;
+    counters_.counters.take_back_pending(kSmall, usage);
+    block_counters_.pending_started(kSmall, usage);
+    heap_.free_later({this, id, nullptr, 0, kSmall, usage.bytes, {}}, address, stream_);
+    return kOk;
+  }
+  counters_.counters.take_back(kSmall, usage);
+  heap_.note_free(address, range.length * kUnit, stream_);
+  space_->set_start(address, kNoNode);
+  give_extent(id);
+  return kOk;
+}
+
+}  // namespace pyalloc

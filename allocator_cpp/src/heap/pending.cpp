@@ -1,0 +1,116 @@
+// record_stream and the frees that wait because of it, and looking a block up by any address inside it.
+#include <algorithm>
+
+#include "driver/context_scope.h"
+#include "heap/device_heap.h"
+
+namespace pyalloc {
+
+Status DeviceHeap::find_block(Space& space, uint64_t address, pyalloc_block_info& info) {
+  auto unknown = [&] { return fail(PYALLOC_UNKNOWN_POINTER, "0x%llx is not inside a live pyalloc block on device %d", static_cast<unsigned long long>(address), device_); };
+  if (space.lane() != nullptr && !space.lane()->describe(address, info)) return unknown();
+  Lock lock(mutex_);
+  if (space.lane() == nullptr) {
+    NodeId id = space.covering(address);
+    if (id == kNoNode || space.extents().range(id).state != RangeState::kLive) return unknown();
+    const Range& range = space.extents().range(id);
+    info.block = reinterpret_cast<void*>(block_address(range));
+    info.stream = clocks_.stream(range.owner);
+    info.requested = range.requested;
+    info.allocated = block_bytes(range);
+  }
+  info.device = device_;
+  const AddressSpace& memory = space.memory();
+  auto first = static_cast<uint32_t>(space.offset(address) / granule_bytes_), end = first + 1;
+  while (first > 0 && memory.slot(first - 1).handle != 0) --first;
+  while (end < memory.slots() && memory.slot(end).handle != 0) ++end;
+  info.segment = reinterpret_cast<void*>(memory.address(first));
+  info.segment_bytes = uint64_t{end - first} * granule_bytes_;
+  return kOk;
+}
+
+Status DeviceHeap::record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned) {
+  Lane* user = lane_of(stream, owned);
+  if (user == nullptr) return PYALLOC_INVALID_ARGUMENT;
+  auto unknown = [&] {
+    return fail(PYALLOC_UNKNOWN_POINTER, "record_stream: 0x%llx is not the start of a live pyalloc block on device %d", static_cast<unsigned long long>(address), device_);
+  };
+  if (space.lane() == user) return kOk;  // its own stream: stream order already protects it
+  if (space.lane() != nullptr && !space.lane()->mark_recorded(address)) return unknown();
+  Lock lock(mutex_);
+  if (space.lane() == nullptr) {
+    NodeId id = live_coarse_at(address);
+    if (id == kNoNode) return unknown();
+    if (space.extents().range(id).owner == user->index()) return kOk;
+    space.extents().range(id).recorded = true;
+  }
+  std::vector<StreamIndex>& streams = recorded_[address];
+  if (std::find(streams.begin(), streams.end(), user->index()) == streams.end()) streams.push_back(user->index());
+  return kOk;
+}
+
+// Records an event on every stream the block was recorded on. With the heap's lock held.
+void DeviceHeap::stamp_recorded(PendingFree& pending, uint64_t address) {
+  auto found = recorded_.find(address);
+  if (found == recorded_.end()) return;
+  ContextScope scope(context_);
+  for (StreamIndex stream : found->second) {
+    pending.waits.emplace_back(stream, clocks_.stamp_use(stream));
+    if (oracle_) driver().oracle_record(address, static_cast<size_t>(pending.bytes), clocks_.stream(stream));
+  }
+  recorded_.erase(found);
+}
+
+void DeviceHeap::free_later(PendingFree pending, uint64_t address, cuda::Stream stream) {
+  Lock lock(mutex_);
+  stamp_recorded(pending, address);
+  note_free(address, static_cast<size_t>(pending.bytes), stream);
+  pending_.push_back(std::move(pending));
+  pending_count_.store(pending_.size(), std::memory_order_relaxed);
+}
+
+bool DeviceHeap::poll_pending() {
+  if (pending_count_.load(std::memory_order_relaxed) == 0) return false;
+  std::vector<PendingFree> in_lanes;
+  bool any = false;
+  {
+    Lock lock(mutex_);
+    ContextScope scope(context_);
+    std::vector<bool> polled(clocks_.end());
+    auto complete = [&](const PendingFree& one) {
+      return std::all_of(one.waits.begin(), one.waits.end(), [&](const auto& wait) {
+        const auto& [stream, position] = wait;
+        if (!clocks_.passed(stream, position) && !polled[stream]) {
+          polled[stream] = true;
+          clocks_.poll(stream);
+        }
+        return clocks_.passed(stream, position);
+      });
+    };
+    std::vector<PendingFree> left;
+    for (PendingFree& one : pending_) {
+      if (!complete(one)) {
+        left.push_back(std::move(one));
+      } else if (one.lane != nullptr) {
+        in_lanes.push_back(std::move(one));  // their lane's lock comes before the heap's
+      } else {
+        any = true;
+        coarse_.set_start(block_address(coarse_.extents().range(one.range)), kNoNode);
+        block_counters_.pending_ended(one.kind, {1, one.bytes, 0});
+        release_coarse(one.range);
+      }
+    }
+    pending_.swap(left);
+    finishing_ += static_cast<int64_t>(in_lanes.size());
+    pending_count_.store(pending_.size(), std::memory_order_relaxed);
+    observe();
+  }
+  for (const PendingFree& one : in_lanes) one.lane->finish_pending(one.slab, one.slot, one.range);
+  if (!in_lanes.empty()) {
+    Lock lock(mutex_);
+    finishing_ -= static_cast<int64_t>(in_lanes.size());
+  }
+  return any || !in_lanes.empty();
+}
+
+}  // namespace pyalloc
