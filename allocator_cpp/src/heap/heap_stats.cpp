@@ -86,8 +86,8 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
 size_t DeviceHeap::metadata_bytes(const Space& space) const {
   const AddressSpace& memory = space.memory();
   uint64_t cells = uint64_t{memory.highest_used()} * granule_bytes_ / space.cell_bytes();
-  size_t lane = space.lane() != nullptr ? space.lane()->metadata_bytes() + cells * sizeof(Slab*) : 0;
-  return lane + space.extents().metadata_bytes() + memory.highest_used() * sizeof(Slot) + cells * sizeof(NodeId);
+  size_t lane = space.lane() != nullptr ? space.lane()->metadata_bytes() : 0;
+  return lane + space.extents().metadata_bytes() + memory.highest_used() * sizeof(Slot) + cells * sizeof(uint32_t);
 }
 
 void DeviceHeap::reset_peak_stats() {

@@ -8,7 +8,15 @@ namespace pyalloc {
 Lane::Lane(DeviceHeap& heap, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned)
     : heap_(heap), block_counters_(counters), stream_(stream), index_(index), owned_(owned), counters_(counters.add_lane(mutex_)) {}
 
-Status Lane::allocate(size_t bytes, void** pointer) { return bytes <= kSmallestExtent ? allocate_slot(bytes, pointer) : allocate_extent(bytes, pointer); }
+Status Lane::allocate(size_t bytes, void** pointer) {
+  if (bytes <= kLargestSmall) return allocate_slot(size_class(bytes), bytes, pointer);
+  if (bytes <= kLargestMiddle) {
+    int index = size_class(bytes);
+    // Read without the lock: a guess that is off costs a slab more or less.
+    if (__atomic_load_n(&live_[index], __ATOMIC_RELAXED) >= kSlabsFrom * static_cast<int>(slab_slots(index))) return allocate_slot(index, bytes, pointer);
+  }
+  return allocate_extent(bytes, pointer);
+}
 
 Status Lane::deallocate(uint64_t address, pyalloc_freed* freed) {
   Slab* slab = space_->slab_at(address);
@@ -35,29 +43,17 @@ Status Lane::add_slab(int index) {
   NodeId id = kNoNode;
   Status status = take_extent(static_cast<uint32_t>(slab_bytes(index) / kUnit), Space::kFineCell / kUnit, RangeState::kSlab, 0, id);
   if (status != kOk) return status;
-  Slab* slab = unused_slabs_;
-  if (slab == nullptr) {
-    slab = &slabs_.emplace_back();
-  } else {
-    unused_slabs_ = slab->next;
-  }
-  const Range& range = space_->extents().range(id);
-  slab->reset(space_->address(range), id, index);
-  space_->set_slab(range, slab);
-  list(*slab);
+  list(space_->add_slab(id, index));
   return kOk;
 }
 
 void Lane::free_slab(Slab& slab) {
-  space_->set_slab(space_->extents().range(slab.range), nullptr);
-  give_extent(slab.range);
-  slab.slots = 0;  // a stale pointer into it finds no slot
-  slab.next = unused_slabs_;
-  unused_slabs_ = &slab;
+  NodeId range = slab.range;
+  space_->remove_slab(slab);
+  give_extent(range);
 }
 
-Status Lane::allocate_slot(size_t bytes, void** pointer) {
-  int index = size_class(bytes);
+Status Lane::allocate_slot(int index, size_t bytes, void** pointer) {
   Lock lock(mutex_);
   if (with_room_[index] == nullptr) {
     lock.unlock();
@@ -71,6 +67,7 @@ Status Lane::allocate_slot(size_t bytes, void** pointer) {
   Slab& slab = *with_room_[index];
   unsigned slot = slab.take();
   if (slab.free_slots == 0) unlist(slab);
+  count_live(index, 1);
   slab.unused_bytes[slot] = static_cast<uint16_t>(slab.slot_bytes - bytes);
   uint64_t address = slab.address(slot);
   Usage usage{1, slab.slot_bytes, static_cast<int64_t>(bytes)};
@@ -85,10 +82,11 @@ Status Lane::allocate_slot(size_t bytes, void** pointer) {
 // Called with the lock held. May free the slab's extent, so the slab must not be used afterwards.
 void Lane::slot_became_free(Slab& slab, unsigned slot) {
   slab.give(slot);
+  count_live(slab.size_class, -1);
   if (!slab.listed) list(slab);
   if (slab.free_slots < slab.slots) return;
   bool only_one = with_room_[slab.size_class] == &slab && slab.next == nullptr;
-  if (only_one && owned_) return;  // a stream that may be destroyed keeps nothing: its event must be recorded now
+  if (only_one && owned_ && slab.size_class < kSmallClasses) return;  // a stream that may be destroyed keeps nothing: its event must be recorded now
   unlist(slab);
   free_slab(slab);
 }
@@ -124,6 +122,7 @@ void Lane::finish_pending(Slab* slab, unsigned slot, NodeId range) {
     const Range& one = space_->extents().range(range);
     block_counters_.pending_ended(kSmall, {1, static_cast<int64_t>(one.length * kUnit), 0});
     space_->set_start(space_->address(one), kNoNode);
+    forget_extent(one);
     give_extent(range);
   }
 }

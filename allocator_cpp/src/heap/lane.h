@@ -2,12 +2,12 @@
 //
 // Up to 16 KiB: slots of slabs. Allocation takes the lowest free bit of the first slab with room, a free sets it again: no driver call, no
 // event, no search. A slab that becomes empty stays as its class's spare if it is the only one with room; else its extent is freed.
-// Above: extents. One whose granules are already under live blocks is found in constant time and touches nothing shared; only when a granule
+// Up to 256 KiB: slots as well, while the class has at least a few slabs' worth of live blocks; a class in little use would waste most of a slab.
+// Otherwise extents. One whose granules are already under live blocks is found in constant time and touches nothing shared; only when a granule
 // becomes used or idle is the heap asked. Memory freed here is used again here at once, in stream order, so free ranges are all clean.
 //
 // One lock a lane (lane.cpp, lane_extents.cpp hold it; the heap's is taken inside it). Lanes live as long as their heap.
 #pragma once
-#include <deque>
 #include <memory>
 #include <string>
 
@@ -41,16 +41,20 @@ class Lane {
   void set_space(std::unique_ptr<Space> space) { space_ = std::move(space); }
   // With the lane's lock held.
   bool validate(std::string& reason);
-  size_t metadata_bytes() const { return sizeof *this + slabs_.size() * sizeof(Slab); }
+  size_t metadata_bytes() const { return sizeof *this + (space_ != nullptr ? space_->slab_records() * sizeof(Slab) : 0); }
 
  private:
-  Status allocate_slot(size_t bytes, void** pointer);
+  Status allocate_slot(int size_class, size_t bytes, void** pointer);
   Status deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed);
   void slot_became_free(Slab& slab, unsigned slot);
   void list(Slab& slab);
   void unlist(Slab& slab);
   Status add_slab(int size_class);
   void free_slab(Slab& slab);
+
+  static constexpr int kSlabsFrom = 2;  // slabs' worth of live blocks from which a middle class has slabs
+  void count_live(int size_class, int by) { __atomic_store_n(&live_[size_class], live_[size_class] + by, __ATOMIC_RELAXED); }
+  void forget_extent(const Range& range);
 
   Status allocate_extent(size_t bytes, void** pointer);
   Status deallocate_extent(uint64_t address, pyalloc_freed* freed);
@@ -67,8 +71,7 @@ class Lane {
   RankedMutex mutex_{Rank::kLane};
   BlockCounters::Lane& counters_;
   Slab* with_room_[kSizeClasses] = {};
-  Slab* unused_slabs_ = nullptr;
-  std::deque<Slab> slabs_;
+  int live_[kSizeClasses] = {};  // live blocks that are, or could be, slots of the class
   std::unique_ptr<Space> space_;
 };
 

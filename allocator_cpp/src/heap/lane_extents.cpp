@@ -60,6 +60,11 @@ NodeId Lane::live_extent_at(uint64_t address) const {
   return range.state == RangeState::kLive && space_->address(range) == address ? id : kNoNode;
 }
 
+// A block that could have been a slot is counted with its class, whatever it is.
+void Lane::forget_extent(const Range& range) {
+  if (range.requested <= kLargestMiddle) count_live(size_class(range.requested), -1);
+}
+
 Status Lane::allocate_extent(size_t bytes, void** pointer) {
   heap_.poll_pending();
   auto units = static_cast<uint32_t>((bytes + kUnit - 1) / kUnit);
@@ -70,6 +75,7 @@ Status Lane::allocate_extent(size_t bytes, void** pointer) {
   if (status != kOk) return status;
   uint64_t address = space_->address(space_->extents().range(id));
   space_->set_start(address, id);
+  if (bytes <= kLargestMiddle) count_live(size_class(bytes), 1);
   bool counted = counters_.counters.hand_out(kSmall, usage);
   heap_.note_alloc(address, units * kUnit, stream_);
   lock.unlock();
@@ -96,6 +102,7 @@ Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
   counters_.counters.take_back(kSmall, usage);
   heap_.note_free(address, range.length * kUnit, stream_);
   space_->set_start(address, kNoNode);
+  forget_extent(range);
   give_extent(id);
   return kOk;
 }

@@ -17,7 +17,7 @@ struct alignas(64) Slab {
   uint64_t pending_bits[2] = {};   // freed, waiting for events
   uint64_t recorded_bits[2] = {};  // also used on other streams
   uint32_t slot_bytes = 0;
-  uint32_t inverse = 0;  // 2^32 / slot_bytes, rounded up: exact for offsets inside a slab
+  uint32_t inverse = 0;  // 2^31 / units of a slot, rounded up: exact for offsets inside a slab
 
   Slab *previous = nullptr, *next = nullptr;  // in its lane's list of slabs with room; `next` also links unused records
   NodeId range = kNoNode;
@@ -29,7 +29,7 @@ struct alignas(64) Slab {
   size_t requested(unsigned slot) const { return slot_bytes - unused_bytes[slot]; }
 
   // The slot that holds `address`, which lies in the slab's extent; it may be `slots`, in the tail that holds none.
-  unsigned slot_of(uint64_t address) const { return static_cast<unsigned>((address - base) * inverse >> 32); }
+  unsigned slot_of(uint64_t address) const { return static_cast<unsigned>((address - base) / kUnit * inverse >> 31); }
   // The slot that starts at `address`, or -1.
   int slot_at(uint64_t address) const {
     unsigned slot = slot_of(address);
@@ -47,7 +47,8 @@ struct alignas(64) Slab {
     range = in;
     size_class = static_cast<uint16_t>(index);
     slot_bytes = static_cast<uint32_t>(class_bytes(index));
-    inverse = static_cast<uint32_t>(((uint64_t{1} << 32) + slot_bytes - 1) / slot_bytes);
+    uint64_t units = slot_bytes / kUnit;
+    inverse = static_cast<uint32_t>(((uint64_t{1} << 31) + units - 1) / units);
     slots = free_slots = static_cast<uint16_t>(slab_slots(index));
     free_bits[0] = slots >= 64 ? ~uint64_t{0} : (uint64_t{1} << slots) - 1;
     free_bits[1] = slots <= 64 ? 0 : slots == 128 ? ~uint64_t{0} : (uint64_t{1} << (slots - 64)) - 1;

@@ -7,22 +7,43 @@ Status Space::create(uint64_t bytes, uint64_t least) {
   if (status != kOk) return status;
   extents_ = std::make_unique<Extents>(static_cast<uint32_t>(memory_.bytes() / kUnit));
   size_t cells = memory_.bytes() / cell_bytes();
-  if (!cells_.create(cells) || (!coarse_ && !slabs_.create(cells))) {
+  if (!cells_.create(cells) || (!coarse_ && !slabs_.create(memory_.bytes() / slab_bytes(0)))) {
     memory_.free_reservation();
     return fail(PYALLOC_OUT_OF_MEMORY, "the host has no address space left for the books of a pool");
   }
   return kOk;
 }
 
-void Space::set_slab(const Range& range, Slab* slab) {
+void Space::set_cells(const Range& range, uint32_t value) {
   uint64_t first = uint64_t{range.start} * kUnit / kFineCell, count = uint64_t{range.length} * kUnit / kFineCell;
-  for (uint64_t cell = first; cell < first + count; ++cell) __atomic_store_n(&slabs_[cell], slab, __ATOMIC_RELEASE);
+  for (uint64_t cell = first; cell < first + count; ++cell) __atomic_store_n(&cells_[cell], value, __ATOMIC_RELEASE);
+}
+
+Slab& Space::add_slab(NodeId id, int size_class_index) {
+  const Range& range = extents_->range(id);
+  Slab* slab = unused_slabs_;
+  if (slab == nullptr) {
+    slab = &slabs_[slab_count_++];
+  } else {
+    unused_slabs_ = slab->next;
+  }
+  slab->reset(address(range), id, size_class_index);
+  set_cells(range, kSlabCell | static_cast<uint32_t>(slab - &slabs_[0]));
+  return *slab;
+}
+
+void Space::remove_slab(Slab& slab) {
+  set_cells(extents_->range(slab.range), kNoNode);
+  slab.slots = 0;  // a stale pointer into it finds no slot
+  slab.next = unused_slabs_;
+  unused_slabs_ = &slab;
 }
 
 NodeId Space::covering(uint64_t address) const {
   for (uint64_t cell = offset(address) / cell_bytes() + 1; cell-- > 0;) {
     NodeId id = cells_[cell];
     if (id == kNoNode) continue;
+    if ((id & kSlabCell) != 0) return kNoNode;
     const Range& range = extents_->range(id);
     if (this->address(range) > address) continue;  // starts later in the address's own cell
     return address < this->address(range) + uint64_t{range.length} * kUnit ? id : kNoNode;

@@ -36,7 +36,7 @@ class Space {
   Extents& extents() { return *extents_; }
   const Extents& extents() const { return *extents_; }
 
-  static constexpr size_t kFineCell = kSmallestExtent, kCoarseCell = 1 * kMiB;
+  static constexpr size_t kFineCell = kLargestSmall, kCoarseCell = 1 * kMiB;
   size_t cell_bytes() const { return coarse_ ? kCoarseCell : kFineCell; }
 
   uint64_t offset(uint64_t address) const { return address - memory_.base(); }
@@ -44,12 +44,22 @@ class Space {
   uint64_t address(const Range& range) const { return memory_.base() + uint64_t{range.start} * kUnit; }
 
   // The slab that covers `address`, or null.
-  Slab* slab_at(uint64_t address) const { return coarse_ ? nullptr : __atomic_load_n(&slabs_[offset(address) / kFineCell], __ATOMIC_ACQUIRE); }
-  void set_slab(const Range& range, Slab* slab);
+  Slab* slab_at(uint64_t address) {
+    uint32_t cell = __atomic_load_n(&cells_[offset(address) / cell_bytes()], __ATOMIC_ACQUIRE);
+    return (cell & kSlabCell) != 0 ? &slabs_[cell & ~kSlabCell] : nullptr;
+  }
+  const Slab* slab_at(uint64_t address) const { return const_cast<Space*>(this)->slab_at(address); }
+  // A slab over range `id`, with all slots free, and its end.
+  Slab& add_slab(NodeId id, int size_class);
+  void remove_slab(Slab& slab);
+  size_t slab_records() const { return slab_count_; }
 
   // The live or pending extent whose block starts in the cell of `address`.
-  NodeId start_in_cell(uint64_t address) const { return cells_[offset(address) / cell_bytes()]; }
-  void set_start(uint64_t address, NodeId id) { cells_[offset(address) / cell_bytes()] = id; }
+  NodeId start_in_cell(uint64_t address) const {
+    uint32_t cell = cells_[offset(address) / cell_bytes()];
+    return (cell & kSlabCell) == 0 ? cell : kNoNode;
+  }
+  void set_start(uint64_t address, NodeId id) { __atomic_store_n(&cells_[offset(address) / cell_bytes()], id, __ATOMIC_RELEASE); }
   // The live extent that contains `address`, or none.
   NodeId covering(uint64_t address) const;
 
@@ -60,9 +70,15 @@ class Space {
   Lane* const lane_;
   const bool coarse_;
   AddressSpace memory_;
+  static constexpr uint32_t kSlabCell = uint32_t{1} << 31;
+
+  void set_cells(const Range& range, uint32_t value);
+
   std::unique_ptr<Extents> extents_;
-  LazyArray<NodeId> cells_;
-  LazyArray<Slab*> slabs_;  // fine only
+  LazyArray<uint32_t> cells_;  // the range that starts in the cell, or kSlabCell + the record of the slab that covers it
+  LazyArray<Slab> slabs_;      // fine only; records are recycled
+  uint32_t slab_count_ = 0;
+  Slab* unused_slabs_ = nullptr;
 };
 
 }  // namespace pyalloc
