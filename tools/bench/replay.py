@@ -22,7 +22,7 @@ EXAMPLES = """\
 examples:
   python tools/bench/replay.py serving.csv.gz                                   all three allocators
   python tools/bench/replay.py serving.csv.gz --allocator pyalloc --slack 0
-  python tools/bench/replay.py serving.csv.gz --capacity 1.05x                  a device of 1.05 times the peak live bytes
+  python tools/bench/replay.py serving.csv.gz --capacity 1.05x                  a device of 1.05 times peak live
   python tools/bench/replay.py rmm_log.txt --allocator native --capacity 24GiB --json
   python tools/bench/replay.py serving.csv.gz --frontier --picture frontier.svg
 """

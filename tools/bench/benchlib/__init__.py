@@ -1,1 +1,1 @@
-"""What the benchmarks share. Modules that name torch are imported only in the worker's process; the others need none."""
+"""What the benchmarks share. Modules that import torch are used in the worker's process alone."""

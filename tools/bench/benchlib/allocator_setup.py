@@ -21,7 +21,7 @@ def simulated_driver() -> ctypes.CDLL | None:
 
 
 def prepare_device(capacity: int | None, streams: str) -> ctypes.CDLL | None:
-    """Makes the simulated device one of `capacity` bytes whose calls cost what the table says. On a real GPU: nothing."""
+    """Makes the simulated device one of `capacity` bytes whose calls cost what the table says. Real GPU: nothing."""
     driver = simulated_driver()
     if driver is None:
         return None
@@ -54,7 +54,8 @@ def choose(allocator: str, options: dict[str, Any]) -> Chosen:
         chosen = _choose_pyalloc(options)
     elif allocator == "expandable":
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    torch.cuda.init()
+    cuda: Any = torch.cuda  # has functions without annotations
+    cuda.init()
     torch.cuda.current_stream().synchronize()  # the context exists from here on
     return chosen
 

@@ -22,7 +22,7 @@ def granules(size: float) -> int:
 
 
 def parse_capacity(text: str, live_peak: int) -> int:
-    """Bytes of "80GiB", "512MiB", "1073741824", or "1.05x": so many times the trace's peak live bytes, in whole granules.
+    """Bytes of "80GiB", "512MiB", "1073741824", or "1.05x": so many times a trace's peak live bytes, in whole granules.
 
     Raises BenchError for anything else, and for a capacity below one granule.
     """
@@ -56,8 +56,8 @@ class Smallest:
 
 
 def bisect(low: int, high: int, tolerance: int, completes: Callable[[int], bool]) -> Smallest:
-    """The smallest capacity, within `tolerance` bytes, at which `completes`, between `low` (assumed to be the least that
-    could) and `high`.
+    """The smallest capacity, within `tolerance` bytes, at which `completes`, between `low` (the least that could do)
+    and `high`.
 
     Whether a run completes need not be monotone in capacity: this finds a place where failing turns into completing.
     Raises BenchError when even `high` does not complete.

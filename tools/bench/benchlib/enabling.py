@@ -1,4 +1,4 @@
-"""What enable() costs a program: measured in a fresh interpreter, after torch is imported and with the bridge compiled."""
+"""What enable() costs a program: in a fresh interpreter, torch imported before and the bridge compiled before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Allocation traces: the two formats read, the one written, and the packed rows that native code replays.
 
-Our format, plain or .gz: a header line `seq,op,id,bytes,stream,pool,time_us,tag` (further columns are ignored, `tag` may
-be missing), then one line per operation:
+Our format, plain or .gz: a header line `seq,op,id,bytes,stream,pool,time_us,tag` (further columns are ignored, `tag`
+may be missing), then one line per operation:
   alloc   id is one per allocation, bytes as requested, stream a small integer (0: the default stream), pool a name
   free    id of an allocation; nothing else is looked at
   record  the block `id` is also used on `stream` (torch's record_stream)

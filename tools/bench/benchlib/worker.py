@@ -29,8 +29,9 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        import pyalloc
         import torch
+
+        import pyalloc
 
         library = ctypes.CDLL(str(native_build.ensure_library()))
         facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "pyalloc": pyalloc.__version__}
@@ -74,7 +75,7 @@ def in_child(job: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
 
 def read_until(descriptor: int, deadline: float) -> tuple[str, bool]:
     """Everything until the other end closes; True when the deadline came first."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:

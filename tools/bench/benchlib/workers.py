@@ -1,11 +1,12 @@
 """Runs jobs in processes of their own, one after the other, from the side of the benchmark that asks for them.
 
-A server process (worker.py) starts with the simulated GPU's libraries preloaded and imports torch once; each job runs in
-a child it forks, before CUDA or an allocator is touched, so every job finds a fresh process without paying for the import.
+A server process (worker.py) starts with the simulated GPU's libraries preloaded and imports torch once; each job runs
+in a child it forks, before CUDA or an allocator is touched: every job finds a fresh process and none pays for the import.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -83,10 +84,8 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
-        except OSError:
-            pass
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
