@@ -104,10 +104,16 @@ DeviceHeap::~DeviceHeap() {
   for (Space* space : {&fine_, &coarse_}) {
     if (space->memory().bytes() != 0) remove_from_address_map(*space);
   }
-  driver().context_synchronize();
+  if (driver().context_synchronize() != cuda::kSuccess) {  // then stream by stream, slots of slabs that were kept included
+    for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
+      clocks_.free_position(stream);
+      clocks_.synchronize(stream);
+    }
+  }
   backing_.close();
   for (Space* space : {&fine_, &coarse_}) space->memory().free_reservation();
   for (const auto& [address, block] : direct_) driver().plain_free(address);
+  clocks_.close();
   driver().primary_release(device_);
 }
 
@@ -278,8 +284,7 @@ Status DeviceHeap::deallocate_extent(Space& space, uint64_t address, pyalloc_fre
     pending.range = id;
     pending.kind = kind;
     pending.bytes = usage.bytes;
-    pending.waits = stamp_recorded(address, bytes);
-    note_free(address, bytes, clocks_.stream(user));
+    pending.waits = stamp_recorded(address, bytes, clocks_.stream(user));
     pending_.push_back(std::move(pending));
     pending_count_.store(pending_.size(), std::memory_order_relaxed);
     return kOk;
@@ -378,16 +383,20 @@ Status DeviceHeap::record_stream(Space& space, uint64_t address, cuda::Stream st
   return kOk;
 }
 
-// Events on every stream the block was recorded on; with the heap's lock held and the context current.
-std::vector<std::pair<StreamIndex, uint64_t>> DeviceHeap::stamp_recorded(uint64_t address, size_t bytes) {
-  std::vector<std::pair<StreamIndex, uint64_t>> waits;
-  auto found = recorded_.find(address);
-  if (found == recorded_.end()) return waits;
-  for (StreamIndex stream : found->second) {
-    waits.emplace_back(stream, clocks_.stamp_use(stream));
-    if (oracle_) driver().oracle_record(address, bytes, clocks_.stream(stream));
+// Notes the free of a recorded block, then puts events on every stream it was recorded on; with the heap's lock held and the context
+// current.
+std::vector<std::pair<StreamIndex, uint64_t>> DeviceHeap::stamp_recorded(uint64_t address, size_t bytes, cuda::Stream home) {
+  std::vector<StreamIndex> streams;
+  if (auto found = recorded_.find(address); found != recorded_.end()) {
+    streams = std::move(found->second);
+    recorded_.erase(found);
   }
-  recorded_.erase(found);
+  if (oracle_) {
+    for (StreamIndex stream : streams) driver().oracle_record(address, bytes, clocks_.stream(stream));
+  }
+  note_free(address, bytes, home);
+  std::vector<std::pair<StreamIndex, uint64_t>> waits;
+  for (StreamIndex stream : streams) waits.emplace_back(stream, clocks_.stamp_use(stream));
   return waits;
 }
 
@@ -398,8 +407,7 @@ void DeviceHeap::slot_pending(Slab& slab, unsigned slot) {
   pending.slab = &slab;
   pending.slot = slot;
   pending.bytes = static_cast<int64_t>(slab.slot_bytes());
-  pending.waits = stamp_recorded(slab.address(slot), slab.slot_bytes());
-  note_free(slab.address(slot), slab.slot_bytes(), slab.lane->stream());
+  pending.waits = stamp_recorded(slab.address(slot), slab.slot_bytes(), slab.lane->stream());
   pending_.push_back(std::move(pending));
   pending_count_.store(pending_.size(), std::memory_order_relaxed);
 }

@@ -143,7 +143,7 @@ class DeviceHeap {
   uint64_t block_address(const Space& space, const Range& range) const;
   size_t block_bytes(const Range& range) const;
   size_t committed_bytes(const Range& range) const;
-  std::vector<std::pair<StreamIndex, uint64_t>> stamp_recorded(uint64_t address, size_t bytes);
+  std::vector<std::pair<StreamIndex, uint64_t>> stamp_recorded(uint64_t address, size_t bytes, cuda::Stream home);
   void observe();
   size_t metadata_bytes() const;
   void self_check();

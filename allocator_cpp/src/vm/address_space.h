@@ -38,6 +38,8 @@ class AddressSpace {
   Status reserve(uint64_t bytes, uint64_t least);
   // Returns the reservation; nothing may be mapped in it.
   void free_reservation();
+  // Leaves the reservation to the process's end: the driver did not let go of a mapping in it.
+  void leave_reservation() { reserved_bytes_ = 0; }
 
   uint16_t id() const { return id_; }
   uint64_t base() const { return base_; }
