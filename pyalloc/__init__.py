@@ -7,8 +7,7 @@
 Importing this package loads neither torch nor the allocator's library: each public name is fetched when first used.
 """
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as type checkers know it, without the cost of importing typing
 if TYPE_CHECKING:
     from ._version import __version__ as __version__
     from .allocator import enable as enable

@@ -148,7 +148,7 @@ def _enable(arguments: str) -> bool:
         try:
             _enabled = _install(library, arguments, text)
         except errors.PyallocError:
-            library.configure("", "default")
+            library.configure(config.environment_text(), "environment")
             raise
         return _enabled is not None
 

@@ -60,13 +60,15 @@ class Bridge:
 
 
 def sources() -> Sources:
-    """The bridge's sources: in the installed package, or beside it in a source checkout. Raises BridgeError."""
-    packaged = _native.package_file("torch_bridge")
-    if packaged is not None:
-        return Sources(packaged, packaged / "include")
+    """The bridge's sources: a checkout's own, so that an editable install follows them, else the package's copy. Raises
+    BridgeError.
+    """
     checkout = Path(__file__).resolve().parent.parent / "allocator_cpp"
     if (checkout / "torch_bridge" / "bridge.cpp").is_file():
         return Sources(checkout / "torch_bridge", checkout / "include")
+    packaged = _native.package_file("torch_bridge")
+    if packaged is not None:
+        return Sources(packaged, packaged / "include")
     raise errors.BridgeError("the bridge's sources (torch_bridge/) are not in the package: install pyalloc again")
 
 

@@ -84,7 +84,7 @@ def _driver() -> dict[str, Any]:
         library.probe()
     except errors.DriverError as error:
         return {**library.driver(), "error": str(error)}
-    return library.driver()
+    return {key: value for key, value in library.driver().items() if key != "error"}
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -34,7 +34,8 @@ def test_the_hook_imports_only_itself() -> None:
 
 
 def test_the_package_imports_neither_torch_nor_the_library() -> None:
-    code = "import sys, pyalloc; dir(pyalloc); print([n for n in ('torch', 'ctypes', 'pyalloc._native') if n in sys.modules])"
+    unwanted = ("torch", "ctypes", "pyalloc._native")
+    code = f"import sys, pyalloc; dir(pyalloc); print([name for name in {unwanted} if name in sys.modules])"
     assert modules_after(code) == []
 
 

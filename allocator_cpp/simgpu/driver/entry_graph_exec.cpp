@@ -19,7 +19,7 @@ Result instantiate(Simulation& sim, GraphExec* exec, Graph graph) {
   GraphObject* object = sim.graphs.find(graph);
   if (exec == nullptr || object == nullptr) return kInvalidValue;
   auto built = std::make_unique<ExecObject>();
-  if (!flatten(sim, *object, &built->works)) return kInvalidValue;  // a cycle
+  if (!flatten(sim, *object, &built->steps)) return kInvalidValue;  // a cycle
   hold(sim, *object, built.get());
   *exec = reinterpret_cast<GraphExec>(sim.execs.insert(std::move(built)));
   return kSuccess;
@@ -66,14 +66,14 @@ SIMGPU_API Result cuGraphExecUpdate_v2(GraphExec exec, Graph graph, ExecUpdateRe
   GraphObject* source = sim.graphs.find(graph);
   if (object == nullptr || source == nullptr || info == nullptr) return kInvalidValue;
   *info = {kUpdated, nullptr, nullptr};
-  std::vector<Work> works;
-  bool same = flatten(sim, *source, &works) && works.size() == object->works.size();
-  for (size_t i = 0; same && i < works.size(); ++i) same = works[i].index() == object->works[i].index();
+  std::vector<ExecStep> steps;
+  bool same = flatten(sim, *source, &steps) && steps.size() == object->steps.size();
+  for (size_t i = 0; same && i < steps.size(); ++i) same = steps[i].type == object->steps[i].type;
   if (!same) {
     info->result = kTopologyChanged;
     return kGraphExecUpdateFailure;
   }
-  object->works = std::move(works);
+  object->steps = std::move(steps);
   return kSuccess;
 }
 

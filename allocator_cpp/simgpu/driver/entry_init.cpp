@@ -120,6 +120,20 @@ SIMGPU_API Result cuGetProcAddress(const char* name, void** address, int version
   return resolve(name, version, address) == kProcFound ? kSuccess : kNotFound;
 }
 
+// The driver's own log: this one says nothing there.
+SIMGPU_API Result cuLogsRegisterCallback(void* callback, void* user_data, void** handle) {
+  SIMGPU_BEGIN(cuLogsRegisterCallback);
+  (void)user_data;
+  if (callback == nullptr) return kInvalidValue;
+  if (handle != nullptr) *handle = callback;
+  return kSuccess;
+}
+
+SIMGPU_API Result cuLogsUnregisterCallback(void* handle) {
+  SIMGPU_BEGIN(cuLogsUnregisterCallback);
+  return handle != nullptr ? kSuccess : kInvalidValue;
+}
+
 SIMGPU_API Result cuGetExportTable(const void** table, const Uuid*) {
   SIMGPU_BEGIN(cuGetExportTable);
   if (table == nullptr) return kInvalidValue;

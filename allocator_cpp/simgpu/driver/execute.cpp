@@ -103,12 +103,26 @@ void run(Simulation& sim, StreamObject& stream, FillWork& fill) {
   }
 }
 
+// A kernel reaches another device's plain memory only with peer access; copies need none.
+bool reach_by_kernel(Simulation& sim, const char* what, const Span& span, int device, bool write) {
+  if (!reach(sim, what, span.address, span.bytes, device, write, &sim.pieces)) return false;
+  for (const Piece& piece : sim.pieces) {
+    int owner = piece.physical->device;
+    bool plain = piece.physical->handle == 0;
+    if (!plain || owner == device || (sim.devices[static_cast<size_t>(device)].peers >> owner & 1) != 0) continue;
+    sim.device_fault(device, std::string(what) + " on device " + std::to_string(device) + " of memory on device " +
+                                 std::to_string(owner) + ": peer access is not enabled");
+    return false;
+  }
+  return true;
+}
+
 void run(Simulation& sim, StreamObject& stream, SpanWork& kernel) {
   for (const Span& span : kernel.reads) {
-    if (!reach(sim, "read by a kernel", span.address, span.bytes, stream.device, false, &sim.pieces)) return;
+    if (!reach_by_kernel(sim, "read by a kernel", span, stream.device, false)) return;
   }
   for (const Span& span : kernel.writes) {
-    if (!reach(sim, "write by a kernel", span.address, span.bytes, stream.device, true, &sim.pieces)) return;
+    if (!reach_by_kernel(sim, "write by a kernel", span, stream.device, true)) return;
     for (const Piece& piece : sim.pieces) {
       if (!sim.memory.fill(*piece.physical, piece.offset, piece.bytes, &kernel.value, 1, 0)) {
         return sim.device_fault(stream.device, "kernel: the host is out of memory");

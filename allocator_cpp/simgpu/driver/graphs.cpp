@@ -87,7 +87,7 @@ bool topological_order(Simulation& sim, const GraphObject& graph, std::vector<ui
   return order->size() == graph.nodes.size();
 }
 
-bool flatten(Simulation& sim, const GraphObject& graph, std::vector<Work>* works) {
+bool flatten(Simulation& sim, const GraphObject& graph, std::vector<ExecStep>* steps) {
   std::vector<uint64_t> order;
   if (!topological_order(sim, graph, &order)) return false;
   for (uint64_t handle : order) {
@@ -95,27 +95,30 @@ bool flatten(Simulation& sim, const GraphObject& graph, std::vector<Work>* works
     if (node->type == kNodeEmpty) continue;
     if (node->type == kNodeGraph) {
       GraphObject* child = sim.graphs.find(node->child);
-      if (child == nullptr || !flatten(sim, *child, works)) return false;
+      if (child == nullptr || !flatten(sim, *child, steps)) return false;
     } else {
-      works->push_back(node->work);
+      steps->push_back({node->type, node->work});
     }
   }
   return true;
 }
 
 Result launch_exec(Simulation& sim, ExecObject& exec, StreamObject& stream) {
-  if (exec.works.empty()) return submit(sim, stream, kNodeEmpty, EmptyWork{});
-  std::vector<Work> works = exec.works;  // a host function may change or destroy the executable
-  for (Work& work : works) {
+  if (exec.steps.empty()) return submit(sim, stream, kNodeEmpty, EmptyWork{});
+  std::vector<ExecStep> steps = exec.steps;  // a host function may change or destroy the executable
+  for (ExecStep& step : steps) {
     Result result = kSuccess;
-    if (auto* record = std::get_if<RecordWork>(&work)) {
-      EventObject* event = sim.events.find(record->event);
-      if (event != nullptr) result = record_event(sim, record->event, *event, stream);
-    } else if (auto* wait = std::get_if<WaitWork>(&work)) {
-      EventObject* event = sim.events.find(wait->event);
-      if (event != nullptr && event->capture == 0) result = wait_event(sim, stream, *event);
-    } else {
-      result = submit(sim, stream, kNodeEmpty, std::move(work));
+    auto* record = std::get_if<RecordWork>(&step.work);
+    auto* wait = std::get_if<WaitWork>(&step.work);
+    EventObject* event = record != nullptr ? sim.events.find(record->event)
+                         : wait != nullptr ? sim.events.find(wait->event)
+                                           : nullptr;
+    if (stream.capture != nullptr || (record == nullptr && wait == nullptr)) {
+      result = submit(sim, stream, step.type, std::move(step.work));
+    } else if (event != nullptr && record != nullptr) {
+      result = record_event(sim, record->event, *event, stream);
+    } else if (event != nullptr && event->capture == 0) {
+      result = wait_event(sim, stream, *event);
     }
     if (result != kSuccess) return result;
   }

@@ -26,8 +26,13 @@ struct GraphObject {
   std::map<uint64_t, int64_t> user_objects;  // handle -> references held
 };
 
+struct ExecStep {
+  NodeType type;
+  Work work;
+};
+
 struct ExecObject {
-  std::vector<Work> works;  // in an order that respects the dependencies
+  std::vector<ExecStep> steps;  // in an order that respects the dependencies
   std::map<uint64_t, int64_t> user_objects;
 };
 
@@ -44,8 +49,8 @@ void destroy_node(Simulation& sim, uint64_t node);
 uint64_t clone_graph(Simulation& sim, uint64_t graph);
 // Node handles in an order that respects the dependencies; false when they form a cycle.
 bool topological_order(Simulation& sim, const GraphObject& graph, std::vector<uint64_t>* order);
-// The works of the graph and its children, in order.
-bool flatten(Simulation& sim, const GraphObject& graph, std::vector<Work>* works);
+// The steps of the graph and its children, in order; false when there is a cycle.
+bool flatten(Simulation& sim, const GraphObject& graph, std::vector<ExecStep>* steps);
 Result launch_exec(Simulation& sim, ExecObject& exec, StreamObject& stream);
 std::string dot_text(Simulation& sim, const GraphObject& graph);
 

@@ -302,8 +302,7 @@ uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
   uint64_t before = static_cast<uint64_t>(granules_.held());
   while (most > 0) {
     HandleId id = granules_.take_from_shelf();
-    if (id == 0) break;
-    granules_.release(id);
+    if (id == 0 || !granules_.release(id)) break;
     --most;
   }
   std::vector<Placement> due;
@@ -337,13 +336,17 @@ uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
 }
 
 void Backing::close() {
-  for (const Stale& one : stale_) unmap_run(*one.space, one.slot, 1, counters_);
+  // A refusal may be passing, so everything is offered twice.
+  auto unmap = [&](AddressSpace& space, uint32_t slot) {
+    if (unmap_run(space, slot, 1, counters_) != kOk && unmap_run(space, slot, 1, counters_) != kOk) space.leave_reservation();
+  };
+  for (const Stale& one : stale_) unmap(*one.space, one.slot);
   stale_.clear();
   for (AddressSpace* space : spaces_) {
     for (uint32_t index = 0; index < space->highest_used(); ++index) {
       HandleId id = space->slot(index).handle;
       if (id == 0) continue;
-      unmap_run(*space, index, 1, counters_);
+      unmap(*space, index);
       if (granules_.granule(id).idle) granules_.set_busy(id);
       space->set_unmapped(index);
       space->slot(index).live = 0;
@@ -351,7 +354,7 @@ void Backing::close() {
       granules_.release(id);
     }
   }
-  while (HandleId id = granules_.take_from_shelf()) granules_.release(id);
+  for (int64_t tries = 2 * granules_.on_shelf(); tries > 0 && granules_.on_shelf() > 0; --tries) granules_.release(granules_.take_from_shelf());
 }
 
 bool Backing::validate(std::string& reason) const {

@@ -100,10 +100,16 @@ Status DeviceHeap::open_coarse() {
 DeviceHeap::~DeviceHeap() {
   ContextScope scope(context_);
   each_space([](Space& space) { remove_from_address_map(space); });
-  driver().context_synchronize();
+  if (driver().context_synchronize() != cuda::kSuccess) {  // then stream by stream, slots of slabs that were kept included
+    for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
+      clocks_.free_position(stream);
+      clocks_.synchronize(stream);
+    }
+  }
   backing_.close();
   each_space([](Space& space) { space.memory().free_reservation(); });
   for (const auto& [address, block] : direct_) driver().plain_free(address);
+  clocks_.close();
   driver().primary_release(device_);
 }
 
@@ -252,8 +258,7 @@ Status DeviceHeap::deallocate_coarse(uint64_t address, pyalloc_freed* freed) {
     block_counters_.extents().counters.take_back_pending(kind, usage);
     block_counters_.pending_started(kind, usage);
     PendingFree pending{nullptr, id, nullptr, 0, kind, usage.bytes, {}};
-    stamp_recorded(pending, address);
-    note_free(address, bytes, stream);
+    stamp_recorded(pending, address, stream);
     pending_.push_back(std::move(pending));
     pending_count_.store(pending_.size(), std::memory_order_relaxed);
     return kOk;

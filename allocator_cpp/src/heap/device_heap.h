@@ -144,7 +144,7 @@ class DeviceHeap {
   uint64_t block_address(const Range& range) const;  // of a coarse block
   size_t block_bytes(const Range& range) const;
   size_t committed_bytes(const Range& range) const;
-  void stamp_recorded(PendingFree& pending, uint64_t address);
+  void stamp_recorded(PendingFree& pending, uint64_t address, cuda::Stream home);
   void observe();
   template <class Visit>
   void each_space(Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read

@@ -49,22 +49,25 @@ Status DeviceHeap::record_stream(Space& space, uint64_t address, cuda::Stream st
   return kOk;
 }
 
-// Records an event on every stream the block was recorded on. With the heap's lock held.
-void DeviceHeap::stamp_recorded(PendingFree& pending, uint64_t address) {
-  auto found = recorded_.find(address);
-  if (found == recorded_.end()) return;
-  ContextScope scope(context_);
-  for (StreamIndex stream : found->second) {
-    pending.waits.emplace_back(stream, clocks_.stamp_use(stream));
-    if (oracle_) driver().oracle_record(address, static_cast<size_t>(pending.bytes), clocks_.stream(stream));
+// Notes the free of a recorded block, then puts an event on every stream it was recorded on. With the heap's lock held.
+void DeviceHeap::stamp_recorded(PendingFree& pending, uint64_t address, cuda::Stream home) {
+  std::vector<StreamIndex> streams;
+  if (auto found = recorded_.find(address); found != recorded_.end()) {
+    streams = std::move(found->second);
+    recorded_.erase(found);
   }
-  recorded_.erase(found);
+  auto bytes = static_cast<size_t>(pending.bytes);
+  if (oracle_) {
+    for (StreamIndex stream : streams) driver().oracle_record(address, bytes, clocks_.stream(stream));
+  }
+  note_free(address, bytes, home);
+  ContextScope scope(context_);
+  for (StreamIndex stream : streams) pending.waits.emplace_back(stream, clocks_.stamp_use(stream));
 }
 
-void DeviceHeap::free_later(PendingFree pending, uint64_t address, cuda::Stream stream) {
+void DeviceHeap::free_later(PendingFree pending, uint64_t address, cuda::Stream home) {
   Lock lock(mutex_);
-  stamp_recorded(pending, address);
-  note_free(address, static_cast<size_t>(pending.bytes), stream);
+  stamp_recorded(pending, address, home);
   pending_.push_back(std::move(pending));
   pending_count_.store(pending_.size(), std::memory_order_relaxed);
 }

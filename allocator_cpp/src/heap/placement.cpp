@@ -94,6 +94,7 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
   if (choice.range != kNoNode && (choice.cost.missing == 0 || backing_.affordable(choice.cost.missing))) {
     Status status = put(space, choice, units, stream, state, requested, placed);
     if (status != PYALLOC_OUT_OF_MEMORY) return status;
+    consider_own();  // the range was cut and joined again, perhaps under another id
   }
   if (others && backing_.policy().cross_stream_wait) {
     Choice foreign;

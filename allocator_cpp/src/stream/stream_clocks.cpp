@@ -21,10 +21,11 @@ unsigned long long unique_id(cuda::Stream stream) {
 
 StreamClocks::StreamClocks(Counters& counters) : counters_(counters) { clocks_.resize(1); }
 
-StreamClocks::~StreamClocks() {
+void StreamClocks::close() {
   for (Clock& clock : clocks_)
     for (const Recorded& one : clock.events) driver().event_destroy(one.event);
   for (cuda::Event event : spare_) driver().event_destroy(event);
+  abandon();
 }
 
 void StreamClocks::abandon() {
@@ -40,7 +41,7 @@ StreamIndex StreamClocks::index_of(cuda::Stream stream, bool owned) {
     // A stream once seen as owned stays so: torch's own streams also come in through calls that cannot tell.
     if (clock.stream == stream && (clock.owned || clock.id == id)) return static_cast<StreamIndex>(index);
   }
-  if (clocks_.size() > UINT16_MAX) return 0;
+  if (clocks_.size() >= UINT16_MAX) return 0;  // end() must fit too
   Clock clock;
   clock.stream = stream;
   clock.owned = owned;
@@ -150,11 +151,10 @@ bool StreamClocks::synchronize(StreamIndex index) {
 
 uint64_t StreamClocks::stamp_use(StreamIndex index) {
   Clock& clock = clocks_[index];
-  ++position_;
+  clock.freed = ++position_;
   collect(clock);
-  if (!record(clock)) return 0;
-  clock.freed = position_;
-  return position_;
+  record(clock);
+  return clock.freed;
 }
 
 void StreamClocks::all_done(uint64_t position) {

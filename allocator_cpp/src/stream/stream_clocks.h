@@ -26,9 +26,10 @@ using StreamIndex = uint16_t;  // dense, from 1; 0 is nobody
 class StreamClocks {
  public:
   explicit StreamClocks(Counters& counters);
-  ~StreamClocks();
+  // Destroys every event; the context is current and still there. Nothing may be asked afterwards.
+  void close();
 
-  // The index of a stream, new or known; 0 when 65,535 streams are known already.
+  // The index of a stream, new or known; 0 when 65,534 streams are known already.
   StreamIndex index_of(cuda::Stream stream, bool owned);
   cuda::Stream stream(StreamIndex index) const { return clocks_[index].stream; }
   StreamIndex end() const { return static_cast<StreamIndex>(clocks_.size()); }  // indices are 1 .. end() - 1
@@ -51,7 +52,7 @@ class StreamClocks {
   bool can_wait(StreamIndex waiting, StreamIndex index, uint64_t position) const;
   // Host wait for everything freed on `index` so far. False when it could not be proven.
   bool synchronize(StreamIndex index);
-  // A position on a stream that merely used memory (record_stream): its event is recorded at once. 0 when that failed.
+  // A position on a stream that merely used memory (record_stream): its event is recorded at once, or when somebody next asks.
   uint64_t stamp_use(StreamIndex index);
   // After a context-wide wait that began when the position was `position`.
   void all_done(uint64_t position);

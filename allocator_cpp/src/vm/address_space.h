@@ -43,6 +43,8 @@ class AddressSpace {
   Status reserve(uint64_t bytes, uint64_t least);
   // Returns the reservation; nothing may be mapped in it.
   void free_reservation();
+  // Leaves the reservation to the process's end: the driver did not let go of a mapping in it.
+  void leave_reservation() { reserved_bytes_ = 0; }
 
   // Set when one stream alone uses this space: whoever is ordered after an earlier use of a granule then is so for good.
   bool one_stream = false;

@@ -38,15 +38,18 @@ Status Granules::create(HandleId& made) {
   return kOk;
 }
 
-void Granules::release(HandleId id) {
+bool Granules::release(HandleId id) {
   Granule& one = granules_[id];
   PYALLOC_ASSERT(one.held && !one.mapped && !one.idle);
-  // A release that fails loses the granule: there is nothing left to do with it, and the driver reclaims it at exit.
-  driver().release(one.memory);
+  if (driver().release(one.memory) != cuda::kSuccess) {
+    put_on_shelf(id);
+    return false;
+  }
   count(counters_.num_device_free);
   one = Granule{};
   unused_.push_back(id);
   --held_;
+  return true;
 }
 
 HandleId Granules::take_from_shelf() {

@@ -33,8 +33,8 @@ class Granules {
   size_t granule_bytes() const { return granule_bytes_; }
   // Makes a granule; it is neither mapped nor on the shelf until the caller says so. Leaves nothing behind on failure.
   Status create(HandleId& made);
-  // Gives an unmapped granule back to the driver.
-  void release(HandleId id);
+  // Gives an unmapped granule back to the driver. False when the driver refused: it lies on the shelf then, to be used or offered again.
+  bool release(HandleId id);
 
   HandleId take_from_shelf();
   void put_on_shelf(HandleId id);

@@ -1,0 +1,402 @@
+"""Torch's memory functions with pyalloc behind them: numbers exact, nothing silently missing."""
+
+from __future__ import annotations
+
+from conftest import PYALLOC, Run
+
+GIVES = """
+import pyalloc
+assert pyalloc.enable(bridge="require")
+import torch
+from torch.cuda import memory as M
+
+def raises(kind, text, call):
+    try:
+        result = call()
+    except kind as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__}: {result!r}")
+"""
+
+
+def program(text: str) -> str:
+    """A program that starts with pyalloc enabled through its bridge."""
+    import textwrap
+
+    return GIVES + textwrap.dedent(text)
+
+
+def test_every_key_of_memory_stats(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            x = torch.empty(1000, dtype=torch.uint8, device="cuda")
+            y = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.get_allocator_backend() == "pyalloc"
+            nested = torch.cuda.memory_stats_as_nested_dict()
+            groups = ["allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes",
+                      "active_bytes", "inactive_split_bytes", "requested_bytes"]
+            values = ["num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
+                      "max_split_size"]
+            for group in groups:
+                assert set(nested[group]) == {"all", "small_pool", "large_pool"}, group
+                for parts in nested[group].values():
+                    assert set(parts) == {"current", "peak", "allocated", "freed"}
+                for part in ("current", "allocated", "freed"):
+                    total = nested[group]["all"][part]
+                    assert total == nested[group]["small_pool"][part] + nested[group]["large_pool"][part], (group, part)
+            for value in values:
+                assert isinstance(nested[value], int), value
+            assert set(nested) >= {*groups, *values, "oversize_allocations", "oversize_segments"}
+            flat = torch.cuda.memory_stats()
+            assert flat["requested_bytes.all.current"] == 1000 + (3 << 20)
+            assert flat["allocated_bytes.small_pool.current"] == 1024
+            assert flat["allocated_bytes.large_pool.current"] == 3 << 20
+            assert flat["allocation.all.current"] == 2
+            assert flat["reserved_bytes.all.current"] >= flat["active_bytes.all.current"] >= 1024 + (3 << 20)
+            assert flat["num_device_alloc"] > 0 and flat["num_ooms"] == 0
+            assert "PyTorch CUDA memory summary" in torch.cuda.memory_summary()
+            assert pyalloc.device_stats(0)["allocated_bytes"]["all"] == nested["allocated_bytes"]["all"]
+            """
+        )
+    )
+
+
+def test_peaks_and_totals_are_exact(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            size = 5 << 20
+            a = torch.empty(size, dtype=torch.uint8, device="cuda")
+            base = torch.cuda.memory_allocated()
+            assert base == size == torch.cuda.max_memory_allocated()
+            for count in (3, 1, 7):
+                held = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+                assert torch.cuda.memory_allocated() == base + count * size
+                del held
+            assert torch.cuda.memory_allocated() == base
+            assert torch.cuda.max_memory_allocated() == base + 7 * size
+            assert torch.cuda.max_memory_reserved() >= torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            assert torch.cuda.max_memory_allocated() == base
+            b = torch.empty(size, dtype=torch.uint8, device="cuda")
+            del b
+            assert torch.cuda.max_memory_allocated() == base + size
+
+            stats = torch.cuda.memory_stats()
+            assert stats["allocation.all.allocated"] == 13 and stats["allocation.all.freed"] == 12 - 0
+            assert stats["allocated_bytes.all.allocated"] == 13 * size
+            assert stats["allocated_bytes.all.freed"] == 12 * size
+            torch.cuda.reset_accumulated_memory_stats()
+            stats = torch.cuda.memory_stats()
+            assert stats["allocation.all.allocated"] == stats["allocation.all.freed"] == 0
+            assert stats["allocated_bytes.all.current"] == base
+            """
+        )
+    )
+
+
+def test_snapshots_are_consistent(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            import pickle
+            sizes = [100, 512, 4096, 1 << 20, 3 << 20, 50 << 20]
+            held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes * 3]
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                held += [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+            del held[::2]
+            segments = torch.cuda.memory_snapshot()
+            addresses = [segment["address"] for segment in segments]
+            assert addresses == sorted(addresses)
+            live = []
+            for segment in segments:
+                blocks = segment["blocks"]
+                assert segment["device"] == 0 and segment["segment_pool_id"] == (0, 0)
+                assert segment["segment_type"] in ("small", "large")
+                assert sum(block["size"] for block in blocks) == segment["total_size"]
+                place = segment["address"]
+                for block in blocks:
+                    assert block["address"] == place
+                    assert block["state"] in ("active_allocated", "active_pending_free", "inactive")
+                    place += block["size"]
+                allocated = [block for block in blocks if block["state"] == "active_allocated"]
+                assert segment["allocated_size"] == sum(block["size"] for block in allocated)
+                assert segment["requested_size"] == sum(block["requested_size"] for block in allocated)
+                assert segment["active_size"] >= segment["allocated_size"]
+                live += [(block["address"], block["requested_size"]) for block in allocated]
+            assert sorted(live) == sorted((tensor.data_ptr(), tensor.numel()) for tensor in held)
+            stats = torch.cuda.memory_stats()
+            assert sum(segment["total_size"] for segment in segments) == stats["reserved_bytes.all.current"]
+            assert sum(segment["allocated_size"] for segment in segments) == stats["allocated_bytes.all.current"]
+            assert len(segments) == stats["segment.all.current"]
+
+            whole = M._snapshot()
+            assert [bool(trace) for trace in whole["device_traces"]] == [False] * torch.cuda.device_count()
+            assert whole["allocator_settings"]["max_split_size"] == -1
+            assert whole["allocator_settings"]["expandable_segments"] is False
+            from torch.cuda import _memory_viz
+            assert _memory_viz.segsum(whole)
+            pickle.dumps(whole, protocol=4)
+            """
+        )
+    )
+
+
+def test_limits_and_returning_memory(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            assert M.get_per_process_memory_fraction() == 1.0
+            free, total = torch.cuda.mem_get_info()
+            x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.mem_get_info()[0] <= free - (1 << 30)
+            del x
+            torch.cuda.empty_cache()
+            assert torch.cuda.memory_reserved() == 0
+            assert torch.cuda.mem_get_info()[0] == free
+            torch.cuda.set_per_process_memory_fraction(0.25)
+            assert M.get_per_process_memory_fraction() == 0.25
+            raises(torch.OutOfMemoryError, "", lambda: torch.empty(3 << 30, dtype=torch.uint8, device="cuda"))
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            y = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+            raises(ValueError, "", lambda: torch.cuda.set_per_process_memory_fraction(2.0))
+            """
+        )
+    )
+
+
+def test_torch_s_own_memory_fraction_counts(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program("assert torch.cuda.mem_get_info() and M.get_per_process_memory_fraction() == 0.5"),
+        env={"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.5"},
+    )
+
+
+def test_memory_is_not_kept_while_caching_is_disabled(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+            with M.caching_allocator_disabled():
+                assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
+                del x
+                assert torch.cuda.memory_reserved() == 0
+            assert torch._C._cuda_cudaCachingAllocator_is_enabled()
+            """
+        )
+    )
+
+
+def test_out_of_memory(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            seen = []
+            torch.empty(1, device="cuda")
+            torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(facts))
+            keep = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+            for bytes_ in (9 << 30, 1 << 50, 1 << 60, (1 << 63) - 1):
+                before = torch.cuda.memory_stats()
+                ask = lambda: torch.empty(bytes_, dtype=torch.uint8, device="cuda")
+                raises(torch.OutOfMemoryError, "ried to allocate", ask)
+                after = torch.cuda.memory_stats()
+                assert after["num_ooms"] == before["num_ooms"] + 1
+                for key in ("allocated_bytes.all.current", "allocation.all.current"):
+                    assert after[key] == before[key], key
+                assert torch.empty(1 << 20, dtype=torch.uint8, device="cuda").data_ptr() != 0
+            assert len(seen) == 4
+            device, asked, total, free = seen[0]
+            assert (device, asked) == (0, 9 << 30) and total == 8 << 30 and 0 <= free <= 7 << 30, seen[0]
+            """
+        )
+    )
+
+
+def test_an_observer_s_exception_replaces_the_error(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            def observer(*facts):
+                raise KeyError("from the observer")
+            torch.empty(1, device="cuda")
+            torch._C._cuda_attach_out_of_memory_observer(observer)
+            for _ in range(2):
+                try:
+                    torch.empty(9 << 30, dtype=torch.uint8, device="cuda")
+                except torch.OutOfMemoryError:
+                    raise AssertionError("the observer's exception was lost")
+                except Exception as error:
+                    assert "from the observer" in str(error), error
+            assert torch.empty(1 << 20, device="cuda").data_ptr() != 0
+            """
+        )
+    )
+
+
+def test_empty_tensors_and_raw_allocations(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            assert torch.empty(0, device="cuda").data_ptr() == 0
+            assert torch.empty(0, device="cuda").device == torch.device("cuda", 0)
+            assert torch.cuda.memory_allocated() == 0
+            pointer = M.caching_allocator_alloc(1000)
+            assert pointer % 512 == 0 and torch.cuda.memory_allocated() == 1024
+            other = M.caching_allocator_alloc(1000, stream=torch.cuda.Stream())
+            assert torch.cuda.memory_allocated() == 2048
+            M.caching_allocator_delete(pointer)
+            M.caching_allocator_delete(other)
+            assert torch.cuda.memory_allocated() == 0
+            """
+        )
+    )
+
+
+def test_a_wrong_free_raises_and_harms_nothing(run_on_simgpu: Run) -> None:
+    done = run_on_simgpu(
+        program(
+            """
+            x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+            pointer = M.caching_allocator_alloc(1000)
+            M.caching_allocator_delete(pointer)
+            for wrong in (pointer, 12345, x.data_ptr() + 512):
+                raises(RuntimeError, hex(wrong), lambda: M.caching_allocator_delete(wrong))
+            assert pyalloc.device_stats(0)["bad_frees"] == 3
+            assert torch.cuda.memory_allocated() == 4 << 20
+            M.caching_allocator_delete(x.data_ptr())   # now the tensor's own free is the wrong one
+            del x
+            y = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+            M.caching_allocator_delete(y.data_ptr())
+            del y
+            assert pyalloc.device_stats(0)["bad_frees"] == 5
+            assert torch.cuda.memory_allocated() == 0
+            assert torch.empty(4 << 20, dtype=torch.uint8, device="cuda").data_ptr() != 0
+            """
+        )
+    )
+    assert done.stderr.count("could not be freed") == 1
+
+
+def test_accelerator_functions_see_pyalloc(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            assert torch.accelerator.memory_allocated() == 0
+            x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+            assert torch.accelerator.memory_allocated() == 3 << 20
+            seen, expected = torch.accelerator.memory_stats(), torch.cuda.memory_stats()
+            assert len(seen) > 50 and seen.items() <= expected.items()  # torch leaves some keys out here
+            assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved()
+            del x
+            assert torch.accelerator.max_memory_allocated() == 3 << 20
+            torch.accelerator.reset_peak_memory_stats()
+            assert torch.accelerator.max_memory_allocated() == 0
+            torch.accelerator.reset_accumulated_memory_stats()
+            assert torch.accelerator.memory_stats()["allocation.all.allocated"] == 0
+            torch.accelerator.empty_cache()
+            assert torch.accelerator.memory_reserved() == 0
+            assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
+            """
+        )
+    )
+
+
+def test_the_profiler_sees_memory(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            from torch.profiler import ProfilerActivity, profile
+            torch.empty(1, device="cuda")
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+                y = torch.empty(1000, dtype=torch.uint8, device="cuda")
+                del y
+            changes = [event.device_memory_usage for event in profiler.events() if event.name == "[memory]"]
+            by_name = {event.key: event for event in profiler.key_averages()}
+            assert by_name["aten::empty"].self_device_memory_usage == (3 << 20) + 1024, by_name["aten::empty"]
+            assert changes == [-1024], changes
+            """
+        )
+    )
+
+
+def test_the_sanitizer_sees_allocations_and_frees(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            import torch.cuda._gpu_trace as trace
+            events = []
+            trace.register_callback_for_memory_allocation(lambda pointer: events.append(("+", pointer)))
+            trace.register_callback_for_memory_deallocation(lambda pointer: events.append(("-", pointer)))
+            torch._C._activate_gpu_trace()
+            x = torch.empty(1000, device="cuda")
+            pointer = x.data_ptr()
+            del x
+            assert events == [("+", pointer), ("-", pointer)], events
+            """
+        )
+    )
+
+
+def test_record_stream_ignores_what_is_not_ours(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            side = torch.cuda.Stream()
+            torch.empty(0, device="cuda").record_stream(side)
+            x = torch.empty(1 << 20, device="cuda")
+            x.record_stream(side)
+            x.view(-1)[100:].record_stream(side)
+            del x
+            torch.cuda.synchronize()
+            assert torch.cuda.memory_allocated() == 0
+            """
+        )
+    )
+
+
+def test_missing_features_say_so(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            x = torch.empty(1000, device="cuda")
+            assert torch._C._cuda_isHistoryEnabled() is False
+            M._record_memory_history(None)
+
+            def capture():
+                with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                    torch.empty(1, device="cuda")
+
+            missing = {
+                "CUDA graph capture": [
+                    capture,
+                    lambda: torch._C._cuda_beginAllocateCurrentThreadToPool(0, (0, 1)),
+                    lambda: torch._C._cuda_getCheckpointState(0, (0, 1)),
+                    lambda: torch._C._cuda_checkPoolLiveAllocations(0, (0, 1), set()),
+                ],
+                "torch.cuda.MemPool": [torch.cuda.MemPool],
+                "recording memory history": [M._record_memory_history],
+                "sharing CUDA tensors between processes": [x.untyped_storage()._share_cuda_],
+            }
+            for feature, calls in missing.items():
+                for call in calls:
+                    raises(NotImplementedError, f"pyalloc does not support {feature}", call)
+            torch.cuda.set_stream(torch.cuda.default_stream())  # torch's failed capture leaves its stream current
+            y = torch.empty(1 << 20, device="cuda")
+            assert torch.cuda.memory_allocated() == 4096 + (4 << 20)
+            """
+        )
+    )
+
+
+def test_the_hook_needs_no_change_of_the_program(run_on_simgpu: Run) -> None:
+    done = run_on_simgpu(
+        "import torch; x = torch.empty(1 << 20, device='cuda')\n"
+        "print(torch.cuda.memory_allocated(), torch.cuda.get_allocator_backend())",
+        env=PYALLOC,
+    )
+    assert done.stdout == "4194304 pyalloc\n"
+    assert "warn" not in done.stderr.lower()

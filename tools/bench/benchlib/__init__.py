@@ -1,0 +1,1 @@
+"""What the benchmarks share. Modules that import torch are used in the worker's process alone."""
