@@ -20,9 +20,7 @@ static const char* message_of(Call call) {
 }
 
 static int foreign_deletes = 0;
-static void foreign_delete(void*) {
-  ++foreign_deletes;
-}
+static void foreign_delete(void*) { ++foreign_deletes; }
 
 extern "C" {
 
@@ -41,7 +39,8 @@ const char* identity() {
   return message_of([] {
     auto* allocator = cca::get();
     TORCH_CHECK(c10::GetAllocator(c10::kCUDA) == allocator, "c10::GetAllocator is another");
-    TORCH_CHECK(torch::cuda::CUDAPluggableAllocator::getCurrentAllocator().get() == allocator, "getCurrentAllocator is another");
+    TORCH_CHECK(torch::cuda::CUDAPluggableAllocator::getCurrentAllocator().get() == allocator,
+                "getCurrentAllocator is another");
     TORCH_CHECK(allocator->raw_deleter() == c10::GetAllocator(c10::kCUDA)->raw_deleter(), "two deleters");
     c10::DataPtr data = allocator->allocate(1000);
     TORCH_CHECK(data.get_deleter() == allocator->raw_deleter(), "not the deleter of raw_deleter()");
