@@ -169,6 +169,21 @@ def test_memory_is_not_kept_while_caching_is_disabled(run_on_simgpu: Run) -> Non
     )
 
 
+def test_torch_s_switch_for_no_caching(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            for size in (1000, 64 << 20):
+                x = torch.empty(size, dtype=torch.uint8, device="cuda")
+                assert torch.cuda.memory_reserved() >= size
+                del x
+                assert torch.cuda.memory_allocated() == torch.cuda.memory_reserved() == 0, size
+            """
+        ),
+        env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    )
+
+
 def test_empty_tensors_and_raw_allocations(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(
