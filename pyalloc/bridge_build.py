@@ -6,9 +6,7 @@ its own and then renamed, so a reader sees a whole entry or none; an entry whose
 Nothing here touches CUDA.
 """
 
-import contextlib
 import ctypes
-import fcntl
 import hashlib
 import json
 import logging
@@ -16,20 +14,16 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from . import _native, errors
+from . import _native, bridge_cache, errors
 from .cuda_headers import CudaHeaders, find_cuda_headers
 
 _log = logging.getLogger("pyalloc")
 
-LIBRARY: Final = "libpyalloc_bridge.so"
-RECORD: Final = "build.json"
 FLAGS: Final = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 _COMPILE_TIMEOUT_S: Final = 900
 
@@ -163,128 +157,39 @@ def compile_command(goal: Target, compiler: list[str], key: str, output: Path) -
     ]
 
 
-def cache_folder() -> Path:
-    """The folder of all cache entries, made if need be: $PYALLOC_CACHE, $XDG_CACHE_HOME/pyalloc or ~/.cache/pyalloc;
-    where that cannot be written, a private folder of this user under the temporary directory. Raises BridgeError.
-    """
-    explicit = os.environ.get("PYALLOC_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    wanted = Path(explicit) if explicit else Path(home, "pyalloc")
-    if _writable(wanted):
-        return wanted
-    fallback = Path(tempfile.gettempdir(), f"pyalloc-{os.getuid()}")
-    if _writable(fallback) and _private(fallback):
-        _log.info("the bridge's cache is in %s, because %s cannot be written", fallback, wanted)
-        return fallback
-    raise errors.BridgeError(f"neither {wanted} nor {fallback} can be written; set PYALLOC_CACHE to a folder that can")
-
-
-def _writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-def _private(folder: Path) -> bool:
-    """Whether nobody else could have put a library there: the temporary directory is shared."""
-    facts = folder.lstat()
-    return not folder.is_symlink() and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An exclusive lock between processes. Where the file system has none, the final rename alone keeps entries
-    whole.
-    """
-    with open(path, "a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            _log.info("no file lock in %s (%s): building without one", path.parent, error)
-        yield
-
-
-def _valid_entry(entry: Path) -> bool:
-    try:
-        record: dict[str, Any] = json.loads((entry / RECORD).read_text(encoding="utf-8"))
-        return bool(record["sha256"] == _sha256(entry / LIBRARY))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _entry_of_any_compiler(cache: Path, facts: dict[str, str]) -> Path | None:
-    """An entry that fits in all but the compiler: for machines that run the result but cannot compile."""
-    for record_path in sorted(cache.glob(f"*/{RECORD}")):
-        try:
-            record = json.loads(record_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(record, dict) and record.get("facts") == facts and _valid_entry(record_path.parent):
-            return record_path.parent
-    return None
-
-
 def ensure_bridge() -> Bridge:
     """The bridge for the installed torch, from the cache or compiled now. Raises BridgeError with the reason."""
     goal = target()
-    cache = cache_folder()
     try:
         compiler = find_compiler()
         version = _compiler_version(compiler)
     except errors.BridgeError:
-        entry = _entry_of_any_compiler(cache, goal.facts)
+        entry = bridge_cache.find_like(goal.facts)
         if entry is None:
             raise
-        return Bridge(entry / LIBRARY, entry.name, "cached")
+        return Bridge(entry / bridge_cache.LIBRARY, entry.name, "cached")
     key = goal.key(f"{shlex.join(compiler)} {version}")
-    entry = cache / key
-    if _valid_entry(entry):
-        return Bridge(entry / LIBRARY, key, "cached")
-    with _locked(cache / f"{key}.lock"):
-        if _valid_entry(entry):  # another process built it while this one waited
-            return Bridge(entry / LIBRARY, key, "cached")
-        _build_entry(goal, compiler, version, key, cache)
-    return Bridge(entry / LIBRARY, key, "compiled")
+    entry = bridge_cache.find(key)
+    if entry is not None:
+        return Bridge(entry / bridge_cache.LIBRARY, key, "cached")
+    try:
+        with bridge_cache.making(key) as (folder, made_meanwhile):
+            if made_meanwhile is not None:
+                return Bridge(made_meanwhile / bridge_cache.LIBRARY, key, "cached")
+            _log.warning("compiling the torch bridge for torch %s (once, about 10 s)", goal.facts["torch"])
+            started = time.monotonic()
+            command = compile_command(goal, compiler, key, folder / bridge_cache.LIBRARY)
+            output = _run_compiler(command, bridge_cache.log_path(key), folder)
+            facts = {"facts": goal.facts, "compiler": version, "command": command, "output": output}
+            entry = bridge_cache.publish(key, folder, {**facts, "seconds": round(time.monotonic() - started, 1)})
+    except OSError as error:
+        raise errors.BridgeError(f"cannot keep the compiled bridge: {error}") from error
+    return Bridge(entry / bridge_cache.LIBRARY, key, "compiled")
 
 
-def _build_entry(goal: Target, compiler: list[str], version: str, key: str, cache: Path) -> None:
-    _log.warning("compiling the torch bridge for torch %s into %s (once, about 10 s)", goal.facts["torch"], cache)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as scratch_name:
-        scratch = Path(scratch_name, key)
-        scratch.mkdir()
-        command = compile_command(goal, compiler, key, scratch / LIBRARY)
-        output = _run_compiler(command, cache / f"{key}.log", scratch)
-        record = {
-            "facts": goal.facts,
-            "compiler": version,
-            "command": command,
-            "output": output,
-            "seconds": round(time.monotonic() - started, 1),
-            "sha256": _sha256(scratch / LIBRARY),
-        }
-        (scratch / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
-        entry = cache / key
-        if not _valid_entry(entry):
-            shutil.rmtree(entry, ignore_errors=True)  # corrupt or half written
-        try:
-            scratch.rename(entry)
-        except OSError as error:
-            if not _valid_entry(entry):
-                raise errors.BridgeError(f"cannot put the compiled bridge at {entry}: {error}") from error
-        (cache / f"{key}.log").unlink(missing_ok=True)
-
-
-def _run_compiler(command: list[str], log: Path, scratch: Path) -> str:
+def _run_compiler(command: list[str], log: Path, folder: Path) -> str:
     """Runs the compiler and returns what it said; on failure that is kept in `log`, which the BridgeError names."""
-    environment = {**_clean_environment(), "TMPDIR": str(scratch.parent)}
+    environment = {**_clean_environment(), "TMPDIR": str(folder.parent)}
     try:
         done = subprocess.run(
             command,
@@ -297,6 +202,7 @@ def _run_compiler(command: list[str], log: Path, scratch: Path) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise errors.BridgeError(f"the C++ compiler did not run: {error}") from error
     if done.returncode == 0:
+        log.unlink(missing_ok=True)  # of an earlier failure
         return done.stdout
     log.write_text(f"$ {shlex.join(command)}\n{done.stdout}", encoding="utf-8")
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The ordering oracle: memory reused, unmapped or released before its last use is ordered is flagged, nothing else is."""
+"""The ordering oracle: memory reused, unmapped or released before its last use is ordered is flagged, nothing else."""
 
 from __future__ import annotations
 

@@ -381,3 +381,14 @@ def test_many_threads_on_their_own_streams(gpu: SimulatedDriver) -> None:
     for thread in threads:
         thread.join(60)
     assert failures == []
+
+
+def test_a_handle_may_come_back_an_identity_does_not(gpu: SimulatedDriver) -> None:
+    first = gpu.stream()
+    identity = ctypes.c_ulonglong()
+    gpu.ok("cuStreamGetId", first, ctypes.byref(identity))
+    gpu.ok("cuStreamDestroy_v2", first)
+    second, other = gpu.stream(), ctypes.c_ulonglong()
+    gpu.ok("cuStreamGetId", second, ctypes.byref(other))
+    assert second == first
+    assert other.value != identity.value

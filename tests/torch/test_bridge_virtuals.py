@@ -51,6 +51,11 @@ assert calls.largest_block(0) < expected
 assert torch.empty(calls.largest_block(0), dtype=torch.uint8, device="cuda").data_ptr() != 0
 torch.cuda.set_per_process_memory_fraction(1.0)
 
+calls.hold(ctypes.c_size_t(5 << 30))
+assert calls.holds() == 1
+assert torch.empty(6 << 30, dtype=torch.uint8, device="cuda").data_ptr() != 0
+assert calls.holds() == 0, "torch's free-memory callbacks were not asked"
+
 assert calls.record_foreign() == 1
 for message in (calls.share_ipc(ctypes.c_void_p(x.data_ptr())), calls.open_ipc(), calls.track()):
     assert b"pyalloc does not support" in message, message

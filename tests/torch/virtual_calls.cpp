@@ -20,11 +20,26 @@ static const char* message_of(Call call) {
 }
 
 static int foreign_deletes = 0;
-static void foreign_delete(void*) {
-  ++foreign_deletes;
+static void foreign_delete(void*) { ++foreign_deletes; }
+
+// A free-memory callback, as the collector of CUDA IPC memory is one: gives up one block when memory runs out.
+static void* held = nullptr;
+struct GiveUpHeld : c10::FreeMemoryCallback {
+  bool Execute() override {
+    if (held == nullptr) return false;
+    cca::raw_delete(held);
+    held = nullptr;
+    return true;
+  }
+};
+namespace c10 {
+REGISTER_FREE_MEMORY_CALLBACK("give_up_held", GiveUpHeld)
 }
 
 extern "C" {
+
+void hold(size_t bytes) { held = cca::raw_alloc(bytes); }
+int holds() { return held != nullptr ? 1 : 0; }
 
 size_t largest_block(int device) {
   size_t largest = 0;
@@ -41,7 +56,8 @@ const char* identity() {
   return message_of([] {
     auto* allocator = cca::get();
     TORCH_CHECK(c10::GetAllocator(c10::kCUDA) == allocator, "c10::GetAllocator is another");
-    TORCH_CHECK(torch::cuda::CUDAPluggableAllocator::getCurrentAllocator().get() == allocator, "getCurrentAllocator is another");
+    TORCH_CHECK(torch::cuda::CUDAPluggableAllocator::getCurrentAllocator().get() == allocator,
+                "getCurrentAllocator is another");
     TORCH_CHECK(allocator->raw_deleter() == c10::GetAllocator(c10::kCUDA)->raw_deleter(), "two deleters");
     c10::DataPtr data = allocator->allocate(1000);
     TORCH_CHECK(data.get_deleter() == allocator->raw_deleter(), "not the deleter of raw_deleter()");

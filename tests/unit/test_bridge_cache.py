@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pyalloc
-from pyalloc import bridge_build
+from pyalloc import bridge_build, bridge_cache
 from pyalloc.cuda_headers import CudaHeaders
 
 COMPILER = """#!/bin/sh
@@ -74,7 +74,7 @@ def test_compiled_once_and_said(workshop: Workshop, caplog: pytest.LogCaptureFix
     assert [
         record.message for record in caplog.records if "compiling the torch bridge for torch 2.99" in record.message
     ]
-    record = json.loads((first.path.parent / bridge_build.RECORD).read_text())
+    record = json.loads((first.path.parent / bridge_cache.RECORD).read_text())
     assert record["facts"] == workshop.target.facts
     assert sorted(path.name for path in workshop.cache.iterdir()) == sorted([first.key, f"{first.key}.lock"])
 
@@ -90,7 +90,7 @@ def test_the_compiler_runs_without_what_this_process_preloads(
 @pytest.mark.parametrize("damage", ["library changed", "library cut", "record missing", "record cut", "record other"])
 def test_a_damaged_entry_is_built_again(workshop: Workshop, damage: str) -> None:
     bridge = bridge_build.ensure_bridge()
-    record = bridge.path.parent / bridge_build.RECORD
+    record = bridge.path.parent / bridge_cache.RECORD
     if damage == "library changed":
         bridge.path.write_text("other bytes")
     elif damage == "library cut":
@@ -157,7 +157,7 @@ def test_a_failed_compilation_names_the_error_and_keeps_the_output(
     monkeypatch.delenv("FAKE_FAILS")
     assert bridge_build.ensure_bridge().origin == "compiled"
     assert not list(workshop.cache.glob("*.log"))
-    assert not list(workshop.cache.glob("building-*"))
+    assert not list(workshop.cache.glob("making-*"))
 
 
 def test_a_home_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,6 +184,24 @@ def test_a_shared_temporary_folder_of_someone_else_is_not_trusted(
     (tmp_path / "elsewhere").mkdir()
     trap.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(pyalloc.BridgeError, match="set PYALLOC_CACHE"):
+        bridge_build.ensure_bridge()
+
+
+def test_a_cache_that_can_only_be_read_is_used(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = bridge_build.ensure_bridge()
+    monkeypatch.setattr(bridge_cache, "_can_write", lambda folder: False)
+    assert bridge_build.ensure_bridge() == bridge_build.Bridge(built.path, built.key, "cached")
+    built.path.write_text("other bytes")
+    with pytest.raises(pyalloc.BridgeError, match="set PYALLOC_CACHE"):
+        bridge_build.ensure_bridge()
+
+
+def test_a_full_disk_is_a_reason_not_a_crash(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bridge_cache, "publish", full)
+    with pytest.raises(pyalloc.BridgeError, match="No space left on device"):
         bridge_build.ensure_bridge()
 
 

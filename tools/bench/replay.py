@@ -8,7 +8,6 @@ waits, events and retries mean something. Driver calls cost what the table print
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def main() -> int:
     )
     parser.add_argument("--capacity", metavar="SIZE", help="bytes, 80GiB, or 1.05x of peak live; default: ample")
     parser.add_argument("--slack", type=float, help="pyalloc's option slack; default: its own")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="another option of pyalloc")
+    parser.add_argument("--option", **output.OPTION_ARGUMENT)
     parser.add_argument("--validate", type=int, default=0, metavar="N", help="pyalloc checks itself every N rows")
     parser.add_argument("--no-timing", action="store_true", help="without the second pass, which gives ns_per_op")
     parser.add_argument("--frontier", action="store_true", help="sweep slack: reserved memory against driver time")
@@ -48,7 +47,9 @@ def main() -> int:
     if args.slack is not None and args.slack < 0:
         parser.error(f"--slack {args.slack}: expected 0 or more")
 
-    enable = pyalloc_options(parser, args)
+    enable = output.pyalloc_options(parser, args.option)
+    if args.slack is not None:
+        enable["slack"] = args.slack
     with PreparedTrace(read_trace(args.trace)) as prepared, Workers() as workers:
         capacity = parse_capacity(args.capacity, prepared.trace.live_peak) if args.capacity is not None else None
         setting = Setting(capacity, enable, timed=not args.no_timing, validate_rows=args.validate)
@@ -72,18 +73,6 @@ def main() -> int:
         report = {**results[0], "costs": costs.table(), "machine": facts}
     output.emit(report, args.json, lambda: as_text(results, facts, prepared))
     return 0
-
-
-def pyalloc_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for text in args.option:
-        key, equals, value = text.partition("=")
-        if not equals:
-            parser.error(f"--option {text!r}: expected KEY=VALUE, such as cross_stream_wait=off")
-        options[key] = value
-    if args.slack is not None:
-        options["slack"] = args.slack
-    return options
 
 
 def as_text(results: list[dict[str, Any]], facts: dict[str, Any], prepared: PreparedTrace) -> str:

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "../simgpu.h"
 #include "simulation.h"
 
 namespace simgpu {
@@ -61,8 +62,23 @@ ProcAddressStatus resolve_among(const Entry* entries, int count, const char* nam
   return kProcNotFound;
 }
 
+// simgpu's own functions that an allocator calls through its driver table.
+struct OwnFunction {
+  const char* name;
+  void* address;
+};
+const OwnFunction kOwnFunctions[] = {
+    {"simgpu_oracle_enabled", reinterpret_cast<void*>(&simgpu_oracle_enabled)},
+    {"simgpu_oracle_alloc", reinterpret_cast<void*>(&simgpu_oracle_alloc)},
+    {"simgpu_oracle_free", reinterpret_cast<void*>(&simgpu_oracle_free)},
+    {"simgpu_oracle_record", reinterpret_cast<void*>(&simgpu_oracle_record)},
+};
+
 ProcAddressStatus resolve(const char* name, int version, void** address) {
   *address = nullptr;
+  for (const OwnFunction& own : kOwnFunctions) {
+    if (std::strcmp(own.name, name) == 0) return *address = own.address, kProcFound;
+  }
   ProcAddressStatus status = resolve_among(kEntryPoints, static_cast<int>(Call::kCount), name, version, address);
   return status != kProcNotFound ? status
                                  : resolve_among(kUnsupportedEntryPoints, kUnsupportedCount, name, version, address);

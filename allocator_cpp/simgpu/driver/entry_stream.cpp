@@ -105,7 +105,7 @@ SIMGPU_API Result cuStreamGetId(Stream stream, unsigned long long* id) {
   StreamObject* object = find_stream(sim, stream);
   if (object == nullptr) return kInvalidHandle;
   if (id == nullptr) return kInvalidValue;
-  *id = object->handle != 0 ? object->handle : object->id + 1;
+  *id = object->serial;
   return kSuccess;
 }
 

@@ -9,6 +9,7 @@
 
 namespace simgpu {
 
+// Streams' handles repeat: a new stream often gets the handle of one destroyed before, as with the real driver.
 enum class HandleKind : uint64_t {
   kContext = 1,
   kStream,
@@ -82,8 +83,8 @@ class HandleTable {
     uint32_t generation = 0;
   };
   uint64_t encode(uint32_t slot) const {
-    return (static_cast<uint64_t>(kKind) << 41 | static_cast<uint64_t>(slots_[slot].generation) << 28 |
-            static_cast<uint64_t>(slot) << 6);
+    uint64_t generation = kKind == HandleKind::kStream ? 0 : slots_[slot].generation;
+    return static_cast<uint64_t>(kKind) << 41 | generation << 28 | static_cast<uint64_t>(slot) << 6;
   }
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;

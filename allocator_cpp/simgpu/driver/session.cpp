@@ -37,11 +37,16 @@ uint64_t start_time(int pid) {
   if (at[1] == ' ' && (at[2] == 'Z' || at[2] == 'X')) return 0;  // a zombie holds nothing
   unsigned long long start = 0;
   int field = 2;
-  for (++at; *at != '\0' && field < 21; ++at) {
+  for (++at; *at != '\0' && field < 22; ++at) {
     if (*at == ' ') ++field;
   }
   std::sscanf(at, "%llu", &start);
   return start;
+}
+
+bool alive(int pid, uint64_t start) {
+  uint64_t now = pid > 0 ? start_time(pid) : 0;
+  return now != 0 && now == start;
 }
 
 }  // namespace
@@ -137,7 +142,34 @@ bool Session::join(const Configuration& configuration, std::string* error) {
     return false;
   }
   std::memset(holds_, 0, sizeof(holds_));
+  if (first && fd_ >= 0) remove_dead_sessions();
   return true;
+}
+
+// Files of sessions whose processes were all killed before they could remove them.
+void Session::remove_dead_sessions() {
+  DIR* folder = opendir("/dev/shm");
+  if (folder == nullptr) return;
+  while (dirent* entry = readdir(folder)) {
+    if (std::strncmp(entry->d_name, kPrefix, sizeof(kPrefix) - 1) != 0) continue;
+    std::string path = std::string("/dev/shm/") + entry->d_name;
+    int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    struct stat status;
+    if (fd < 0) continue;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &status) == 0 && status.st_nlink > 0 &&
+        status.st_size == sizeof(SharedState)) {
+      void* memory = mmap(nullptr, sizeof(SharedState), PROT_READ, MAP_SHARED, fd, 0);
+      if (memory != MAP_FAILED) {
+        const auto* state = static_cast<const SharedState*>(memory);
+        bool lives = state->magic != kMagic;  // of another version: not ours to judge
+        for (const SharedState::Process& process : state->processes) lives = lives || alive(process.pid, process.start);
+        if (!lives) unlink(path.c_str());
+        munmap(memory, sizeof(SharedState));
+      }
+    }
+    close(fd);
+  }
+  closedir(folder);
 }
 
 void Session::leave() {
@@ -171,7 +203,7 @@ void Session::reclaim_dead() {
   for (int i = 0; i < kProcesses; ++i) {
     SharedState::Process& process = state_->processes[i];
     int pid = process.pid;
-    if (pid == 0 || (pid > 0 && start_time(pid) == process.start)) continue;
+    if (pid == 0 || alive(pid, process.start)) continue;
     for (int device = 0; device < kMaxDevices; ++device) state_->used[device] -= process.used[device].exchange(0);
     for (SharedState::Memory& memory : state_->memories) {
       uint64_t bit = 1ull << (i % 64);

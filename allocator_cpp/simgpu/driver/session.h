@@ -49,6 +49,7 @@ class Session {
   class FileLock;
   void reclaim_dead();
   bool any_process_lives() const;
+  static void remove_dead_sessions();
 
   SharedState* state_ = nullptr;
   int fd_ = -1;  // -1: private

@@ -36,6 +36,7 @@ StreamObject* Scheduler::create(int device, unsigned flags, int priority) {
     stream->enqueued = stream->completed = streams_[id]->completed;
   }
   stream->id = id;
+  stream->serial = next_serial_++;
   stream->device = device;
   stream->flags = flags;
   stream->priority = priority;

@@ -42,6 +42,7 @@ struct Operation {
 struct StreamObject {
   uint32_t id = 0;
   uint64_t handle = 0;  // 0: a device's legacy or a thread's default stream
+  uint64_t serial = 0;  // never repeats
   int device = 0;
   bool legacy = false;
   bool blocking = true;  // ordered with the legacy stream
@@ -110,6 +111,7 @@ class Scheduler {
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<StreamObject>> streams_;
   std::vector<uint32_t> recycled_;
+  uint64_t next_serial_ = 1;
   int64_t pending_ = 0;
 };
 

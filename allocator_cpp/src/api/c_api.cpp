@@ -132,7 +132,8 @@ pyalloc_status pyalloc_find_block(const void* address, pyalloc_block_info* info)
 
 pyalloc_status pyalloc_enable_peer_access(int device, int peer) {
   Registry& registry = Registry::instance();
-  Status status = registry.check_device(peer);
+  Status status = registry.check_device(device);
+  if (status == kOk) status = registry.check_device(peer);
   if (status != kOk) return status;
   DeviceHeap* heap = registry.heap(peer, status);
   return heap != nullptr ? heap->enable_peer(device) : status;

@@ -83,6 +83,7 @@ bool parse_number(const std::string& text, double& number, std::string& rest) {
   char* end = nullptr;
   number = std::strtod(text.c_str(), &end);
   if (end == text.c_str() || !std::isfinite(number)) return false;
+  if (std::any_of(text.c_str(), static_cast<const char*>(end), [](char c) { return c == 'x' || c == 'X'; })) return false;  // hexadecimal
   rest = end;
   return true;
 }

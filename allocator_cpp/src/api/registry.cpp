@@ -17,12 +17,15 @@ Registry& Registry::instance() {
 
 Registry::Registry() {
   std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
-  pthread_atfork(nullptr, nullptr, &Registry::after_fork_in_child);
+  // The lock is held across a fork, so that the child does not find it taken by a thread it does not have.
+  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); }, &Registry::after_fork_in_child);
   std::atexit(&Registry::at_exit);
 }
 
 void Registry::after_fork_in_child() {
   Registry& one = instance();
+  one.mutex_.unlock();
+  if (one.open_heaps().empty()) return;  // CUDA was not touched here: the child may begin afresh
   one.state_.store(State::kForked);
   one.maintenance_->forget_after_fork();
   for (std::atomic<DeviceHeap*>& heap : one.heaps_) heap.store(nullptr);  // left as it is: its locks may be held by threads that are gone
@@ -135,7 +138,8 @@ std::vector<DeviceHeap*> Registry::open_heaps() const {
 }
 
 Status Registry::set_fraction(int device, double fraction) {
-  Status status = check_device(device);
+  Status status = usable();
+  if (status == kOk) status = check_device(device);
   if (status != kOk) return status;
   if (!(fraction >= 0.0 && fraction <= 1.0)) return fail(PYALLOC_INVALID_ARGUMENT, "memory fraction %g; expected 0 to 1", fraction);
   Lock lock(mutex_);
@@ -145,7 +149,8 @@ Status Registry::set_fraction(int device, double fraction) {
 }
 
 Status Registry::get_fraction(int device, double& fraction) {
-  Status status = check_device(device);
+  Status status = usable();
+  if (status == kOk) status = check_device(device);
   if (status != kOk) return status;
   Lock lock(mutex_);
   if (!configured_) configure_from_environment();
@@ -155,7 +160,8 @@ Status Registry::get_fraction(int device, double& fraction) {
 }
 
 Status Registry::set_limit(int device, uint64_t bytes) {
-  Status status = check_device(device);
+  Status status = usable();
+  if (status == kOk) status = check_device(device);
   if (status != kOk) return status;
   Lock lock(mutex_);
   limits_[device] = bytes;

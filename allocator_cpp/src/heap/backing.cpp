@@ -89,7 +89,6 @@ HandleId Backing::steal(StreamIndex stream, HandleId& next) {
 }
 
 Status Backing::find(const std::vector<uint32_t>& missing, StreamIndex stream, std::vector<Found>& found) {
-  refused_by_limit_ = false;
   auto limit = static_cast<int64_t>(limit_bytes() / granules_.granule_bytes());
   bool limited = limit_bytes() < policy_.device_total;
   auto needed = static_cast<int64_t>(missing.size());
@@ -194,6 +193,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     }
     ++slot.live;
   }
+  refused_by_limit_ = false;
   bool ordered = true;
   for (uint32_t index = first; index <= last && ordered; ++index) {
     Slot& slot = space.slot(index);

@@ -52,7 +52,7 @@ Status DeviceHeap::synchronize_context() {
 
 uint64_t DeviceHeap::trim() {
   if (!caching_) return 0;
-  poll_pending();
+  wait_for_events();  // blocks recorded on other streams become free
   release_empty_slabs();
   Lock lock(mutex_);
   ContextScope scope(context_);

@@ -163,7 +163,10 @@ size_t DeviceHeap::block_bytes(const Range& range) const { return guard_ ? align
 size_t DeviceHeap::committed_bytes(const Range& range) const { return size_t{range.length} * kUnit - (guard_ ? granule_bytes_ : 0); }
 
 Status DeviceHeap::allocate(cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
-  if (bytes > kLargestRequest) return fail(PYALLOC_OUT_OF_MEMORY, "no device has that much memory");
+  if (bytes > kLargestRequest) {
+    refused_by_limit_.store(false, std::memory_order_relaxed);
+    return fail(PYALLOC_OUT_OF_MEMORY, "no device has that much memory");
+  }
   if (!caching_) return allocate_direct(stream, bytes, pointer);
   Lane* lane = lane_of(stream, owned);
   if (lane == nullptr) return PYALLOC_INVALID_ARGUMENT;
@@ -176,7 +179,10 @@ Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
   size_t wanted = guard_ ? align_up(rounded, granule_bytes_) + granule_bytes_ : rounded;
   auto alignment = static_cast<uint32_t>(guard_ ? granule_bytes_ / kUnit : 1);
   Kind kind = rounded > kMiB ? kLarge : kSmall;
-  if (wanted > coarse_.memory().bytes()) return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
+  if (wanted > coarse_.memory().bytes()) {
+    refused_by_limit_.store(false, std::memory_order_relaxed);
+    return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
+  }
   Usage usage{1, static_cast<int64_t>(rounded), static_cast<int64_t>(bytes)};
   bool counted = false;
   {

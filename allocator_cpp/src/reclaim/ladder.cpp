@@ -9,6 +9,13 @@
 namespace pyalloc {
 namespace {
 
+// What a reclaimer or an observer allocates may fail too; it is not called again for that.
+thread_local bool in_callback = false;
+struct CallbackScope {
+  CallbackScope() { in_callback = true; }
+  ~CallbackScope() { in_callback = false; }
+};
+
 std::string human(uint64_t bytes) {
   char text[32];
   if (bytes >= kGiB) {
@@ -57,6 +64,8 @@ void Ladder::add_observer(pyalloc_oom_fn fn, void* context) {
 }
 
 uint64_t Ladder::call_reclaimers(DeviceHeap& heap, size_t bytes) {
+  if (in_callback) return 0;
+  CallbackScope scope;
   std::vector<Reclaimer> all;
   {
     Lock lock(mutex_);
@@ -86,7 +95,6 @@ Status Ladder::climb(DeviceHeap& heap, cuda::Stream stream, bool owned, size_t b
   if (reclaimed > 0 && again()) return status;
   count(heap.counters().num_alloc_retries);
   if (heap.wait_for_events() && again()) return status;
-  count(heap.counters().num_alloc_retries);
   if (heap.synchronize_context() == kOk && again()) return status;
 
   why = status == PYALLOC_OUT_OF_MEMORY ? why : last_error();
@@ -95,12 +103,15 @@ Status Ladder::climb(DeviceHeap& heap, cuda::Stream stream, bool owned, size_t b
   if (by_limit) count(heap.counters().num_oom_rejections);
   uint64_t driver_free = heap.driver_free_bytes();
   std::string text = message(heap, bytes, why, reclaimed, driver_free);
-  std::vector<Observer> observers;
-  {
-    Lock lock(mutex_);
-    observers = observers_;
+  if (!in_callback) {
+    CallbackScope scope;
+    std::vector<Observer> observers;
+    {
+      Lock lock(mutex_);
+      observers = observers_;
+    }
+    for (const Observer& one : observers) one.fn(one.context, heap.device(), bytes, heap.total_bytes(), driver_free, by_limit ? 1 : 0);
   }
-  for (const Observer& one : observers) one.fn(one.context, heap.device(), bytes, heap.total_bytes(), driver_free, by_limit ? 1 : 0);
   return fail(PYALLOC_OUT_OF_MEMORY, "%s", text.c_str());
 }
 

@@ -103,6 +103,8 @@ std::vector<SegmentCopy> copy_segments(DeviceHeap& heap) {
   heap.with_everything_locked([&](const Space& space) {
     if (space.memory().bytes() != 0) add_segments(heap, space, segments);
   });
+  // The driver chose where each space lies.
+  std::sort(segments.begin(), segments.end(), [](const SegmentCopy& a, const SegmentCopy& b) { return a.view.address < b.view.address; });
   return segments;
 }
 

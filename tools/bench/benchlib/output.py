@@ -70,6 +70,25 @@ def parser(description: str, examples: str) -> argparse.ArgumentParser:
     return made
 
 
+OPTION_ARGUMENT: dict[str, Any] = {
+    "action": "append",
+    "default": [],
+    "metavar": "KEY=VALUE",
+    "help": "an option of pyalloc, such as cross_stream_wait=off; may be repeated",
+}
+
+
+def pyalloc_options(parser: argparse.ArgumentParser, texts: Sequence[str]) -> dict[str, Any]:
+    """Arguments for pyalloc.enable() from KEY=VALUE texts; the parser's error for anything else."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            parser.error(f"--option {text!r}: expected KEY=VALUE, such as cross_stream_wait=off")
+        options[key] = value
+    return options
+
+
 def emit(result: dict[str, Any], as_json: bool, text: Callable[[], str]) -> None:
     print(json.dumps(result) if as_json else text(), flush=True)
 

@@ -80,6 +80,13 @@ def replay(workers: Workers, prepared: PreparedTrace, allocator: str, setting: S
     return result
 
 
+def packing_model(workers: Workers, prepared: PreparedTrace, slack: float = 0.0) -> dict[str, Any]:
+    """What an ideal allocator that shares and moves granules would reserve: live_peak, reserved_peak and counts."""
+    trace = prepared.trace
+    options = {"rows": str(prepared.path), "row_count": trace.count, "blocks": trace.blocks, "streams": trace.streams}
+    return workers.run("packing", "pyalloc", {**options, "slack": slack})
+
+
 def summarise(raw: Mapping[str, Any], prepared: PreparedTrace) -> dict[str, Any]:
     """The result's keys from what the worker counted."""
     calls: dict[str, int] = raw["calls"]

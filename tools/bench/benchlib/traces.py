@@ -207,16 +207,32 @@ def _rmm_time(text: str) -> float:
 
 
 class TraceWriter:
-    """Writes our format. The ids are the caller's; time in microseconds since the start."""
+    """Writes our format. Keys of blocks are integers; times in microseconds since the start, in order."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._rows = 0
+        self._blocks: dict[object, tuple[int, object, str]] = {}  # live: bytes, stream, pool
         file.write(HEADER + "\n")
 
-    def row(
-        self, op: str, key: int, size: int, stream: int, time_us: float, tag: str = "", pool: str = DEFAULT_POOL
+    def alloc(
+        self, key: object, size: int, stream: object, time_us: float, pool: str = DEFAULT_POOL, tag: str = ""
     ) -> None:
+        self._blocks[key] = (size, stream, pool)
+        self._row("alloc", key, size, stream, pool, time_us, tag)
+
+    def free(self, key: object, time_us: float) -> None:
+        size, stream, pool = self._blocks.pop(key)
+        self._row("free", key, size, stream, pool, time_us)
+
+    def record(self, key: object, stream: object, time_us: float) -> None:
+        size, _, pool = self._blocks[key]
+        self._row("record", key, size, stream, pool, time_us)
+
+    def wait(self, stream: object, other: object, time_us: float) -> None:
+        self._row("wait", other, 0, stream, DEFAULT_POOL, time_us)
+
+    def _row(self, op: str, key: object, size: int, stream: object, pool: str, time_us: float, tag: str = "") -> None:
         self._file.write(f"{self._rows},{op},{key},{size},{stream},{pool},{time_us:.0f},{tag}\n")
         self._rows += 1
 

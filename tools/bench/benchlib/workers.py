@@ -1,7 +1,7 @@
 """Runs jobs in processes of their own, one after the other, from the side of the benchmark that asks for them.
 
 A server process (worker.py) starts with the simulated GPU's libraries preloaded and imports torch once; each job runs
-in a child it forks, before CUDA or an allocator is touched: every job finds a fresh process and none pays for the import.
+in a child it forks, before CUDA or an allocator is touched: each is fresh, and none pays for the import.
 """
 
 from __future__ import annotations

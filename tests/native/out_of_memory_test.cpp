@@ -1,0 +1,239 @@
+// When memory runs out: each rung of the ladder, the message, observers and reclaimers, and what a failure leaves behind.
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpu.h"
+
+using namespace test;
+
+namespace {
+
+struct Hook {
+  std::function<uint64_t(int device, size_t bytes)> run;
+  int calls = 0;
+  static uint64_t call(void* context, int device, size_t bytes) {
+    Hook& hook = *static_cast<Hook*>(context);
+    ++hook.calls;
+    return hook.run ? hook.run(device, bytes) : 0;
+  }
+};
+
+struct Observed {
+  int calls = 0, device = -1, by_limit = -1;
+  size_t bytes = 0, total = 0, free = 0;
+  static void call(void* context, int device, size_t bytes, size_t total, size_t free, int by_limit) {
+    auto& seen = *static_cast<Observed*>(context);
+    ++seen.calls;
+    seen.device = device;
+    seen.bytes = bytes;
+    seen.total = total;
+    seen.free = free;
+    seen.by_limit = by_limit;
+    void* block = allocate(512);  // no lock is held here
+    if (block != nullptr) deallocate(block);
+  }
+};
+
+std::vector<void*> fill_device(size_t bytes, void* stream = nullptr) {
+  std::vector<void*> blocks;
+  while (void* block = allocate(bytes, stream)) blocks.push_back(block);
+  CHECK_EQ(pyalloc_reset_accumulated_stats(0), PYALLOC_OK);
+  return blocks;
+}
+
+void free_all(std::vector<void*>& blocks) {
+  for (void* block : blocks) CHECK_EQ(deallocate(block), PYALLOC_OK);
+  blocks.clear();
+}
+
+}  // namespace
+
+TEST(rung_1_frees_whose_events_are_complete) {
+  Gpu gpu("memory:32MiB,streams:timed");
+  simgpu_set_work_time(100);
+  void *one = gpu.stream(), *two = gpu.stream();
+  void* block = allocate(24 * kMiB, one);
+  CHECK_EQ(pyalloc_record_stream(block, two, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+  CHECK(read(two, block, 24 * kMiB));
+  deallocate(block);
+  simgpu_advance(1000);
+  void* next = allocate(24 * kMiB, two);
+  CHECK(next != nullptr);
+  CHECK_EQ(stats().num_alloc_retries, int64_t{0});
+  CHECK_EQ(stats().event_waits, int64_t{0});
+  deallocate(next);
+}
+
+TEST(rung_2_empty_slabs) {
+  Gpu gpu("memory:2MiB");
+  std::vector<void*> blocks = fill_device(8 * kKiB);
+  free_all(blocks);  // a spare slab stays in its lane
+  void* whole = allocate(2 * kMiB - 512, nullptr);
+  CHECK(whole != nullptr);
+  CHECK_EQ(stats().num_alloc_retries, int64_t{0});
+  deallocate(whole);
+}
+
+TEST(rung_3_reclaimers_by_priority_with_no_lock_held) {
+  Gpu gpu("memory:32MiB");
+  std::vector<void*> blocks = fill_device(4 * kMiB);
+  CHECK_EQ(blocks.size(), size_t{8});
+  std::string order;
+  Hook low, high;
+  high.run = [&](int device, size_t bytes) {
+    order += "high";
+    CHECK_EQ(device, 0);
+    CHECK_EQ(bytes, size_t{8 * kMiB});
+    return uint64_t{0};
+  };
+  low.run = [&](int, size_t) {
+    order += " low";
+    // Everything may be called from here, from this thread and others.
+    CHECK(valid());
+    std::thread([&] {
+      for (int i = 0; i < 2; ++i) {
+        deallocate(blocks.back());
+        blocks.pop_back();
+      }
+      void* small = allocate(100);
+      if (small != nullptr) deallocate(small);
+    }).join();
+    trim();
+    return uint64_t{8 * kMiB};
+  };
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &low, 1), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &high, 5), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_reclaimer(nullptr, nullptr, 0), PYALLOC_INVALID_ARGUMENT);
+  void* block = allocate(8 * kMiB);
+  CHECK(block != nullptr);
+  CHECK(order == "high low");
+  CHECK_EQ(stats().num_ooms, int64_t{0});
+  deallocate(block);
+  free_all(blocks);
+  CHECK(valid());
+}
+
+TEST(a_reclaimer_that_runs_out_of_memory_itself_ends) {
+  Gpu gpu("memory:32MiB");
+  std::vector<void*> blocks = fill_device(4 * kMiB);
+  Hook hook;
+  hook.run = [&](int, size_t) {
+    if (hook.calls < 1000) CHECK(allocate(16 * kMiB) == nullptr);
+    return uint64_t{0};
+  };
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &hook, 0), PYALLOC_OK);
+  CHECK(allocate(16 * kMiB) == nullptr);
+  CHECK_EQ(hook.calls, 1);
+  CHECK_EQ(stats().num_ooms, int64_t{2});
+  free_all(blocks);
+}
+
+TEST(rung_4_waits_for_events_and_counts_it) {
+  Gpu gpu("memory:32MiB,streams:timed");
+  simgpu_set_work_time(1e9);
+  void *one = gpu.stream(), *two = gpu.stream();
+  void* block = allocate(24 * kMiB, one);
+  CHECK_EQ(pyalloc_record_stream(block, two, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+  CHECK(read(two, block, 24 * kMiB));
+  deallocate(block);
+  void* next = allocate(24 * kMiB, one);
+  CHECK(next != nullptr);
+  CHECK(stats().event_waits > 0);
+  CHECK_EQ(stats().num_alloc_retries, int64_t{1});
+  CHECK_EQ(stats().num_sync_all_streams, int64_t{0});
+  CHECK_EQ(stats().num_ooms, int64_t{0});
+  deallocate(next);
+}
+
+TEST(the_error_says_what_a_user_needs) {
+  Gpu gpu("memory:64MiB");
+  void* held = allocate(40 * kMiB);
+  Observed seen;
+  CHECK_EQ(pyalloc_add_oom_observer(Observed::call, &seen), PYALLOC_OK);
+  void* pointer = nullptr;
+  CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, 30 * kMiB, &pointer), PYALLOC_OUT_OF_MEMORY);
+  std::string text = pyalloc_last_error();
+  for (const char* part : {"CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 64.00 MiB of which 24.00 MiB is free.", "40.00 MiB allocated", "40.00 MiB reserved"}) {
+    if (text.find(part) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part);
+    CHECK(text.find(part) != std::string::npos);
+  }
+  CHECK_EQ(seen.calls, 1);
+  CHECK_EQ(seen.device, 0);
+  CHECK_EQ(seen.bytes, size_t{30 * kMiB});
+  CHECK_EQ(seen.total, size_t{64 * kMiB});
+  CHECK_EQ(seen.free, size_t{24 * kMiB});
+  CHECK_EQ(seen.by_limit, 0);
+  CHECK_EQ(stats().num_ooms, int64_t{1});
+  CHECK_EQ(stats().num_oom_rejections, int64_t{0});
+
+  CHECK_EQ(pyalloc_set_limit(0, 44 * kMiB), PYALLOC_OK);
+  CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, 10 * kMiB, &pointer), PYALLOC_OUT_OF_MEMORY);
+  CHECK(std::strstr(pyalloc_last_error(), "44.00 MiB it is limited to") != nullptr);
+  CHECK_EQ(seen.by_limit, 1);
+  CHECK_EQ(stats().num_oom_rejections, int64_t{1});
+  CHECK_EQ(pyalloc_set_limit(0, 0), PYALLOC_OK);
+  CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, size_t{1} << 60, &pointer), PYALLOC_OUT_OF_MEMORY);
+  CHECK_EQ(seen.by_limit, 0);  // not the limit of an earlier failure
+  CHECK_EQ(stats().num_oom_rejections, int64_t{1});
+  CHECK(pointer == nullptr);
+  deallocate(held);
+}
+
+TEST(an_observer_that_runs_out_of_memory_itself_ends) {
+  Gpu gpu("memory:2MiB");
+  void* held = allocate(2 * kMiB);
+  Observed seen;
+  CHECK_EQ(pyalloc_add_oom_observer(Observed::call, &seen), PYALLOC_OK);
+  CHECK(allocate(kMiB) == nullptr);
+  CHECK_EQ(seen.calls, 1);
+  deallocate(held);
+}
+
+TEST(ten_thousand_failures_change_nothing) {
+  Gpu gpu("memory:64MiB");
+  void* held = allocate(40 * kMiB);
+  void* small = allocate(100);
+  CHECK(allocate(30 * kMiB) == nullptr);
+  pyalloc_device_stats before = stats();
+  simgpu_reset_calls();
+  CHECK(allocate(30 * kMiB) == nullptr);
+  int64_t calls_of_one = simgpu_calls(nullptr);
+  simgpu_reset_calls();
+  int times = 10000 / kSlowdown;
+  for (int i = 0; i < times; ++i) CHECK(allocate(i % 2 == 0 ? 30 * kMiB : size_t{1} << (26 + i % 30)) == nullptr);
+  CHECK(simgpu_calls(nullptr) <= times * (calls_of_one > 0 ? calls_of_one : 1));
+  pyalloc_device_stats after = stats();
+  CHECK_EQ(after.num_ooms, before.num_ooms + times + 1);
+  CHECK_EQ(after.allocation[0].allocated, before.allocation[0].allocated);
+  CHECK_EQ(after.allocated_bytes[0].peak, before.allocated_bytes[0].peak);
+  CHECK_EQ(after.reserved_bytes[0].current, before.reserved_bytes[0].current);
+  CHECK_EQ(after.reserved_bytes[0].peak, before.reserved_bytes[0].peak);
+  CHECK_EQ(after.created_granules, before.created_granules);
+  CHECK_EQ(after.metadata_bytes, before.metadata_bytes);
+  CHECK_EQ(after.shelf_bytes, int64_t{0});
+  CHECK_EQ(after.inactive_split[0].current, before.inactive_split[0].current);
+  CHECK_EQ(simgpu_used(0), uint64_t{42 * kMiB});
+  CHECK(valid());
+  void* fits = allocate(22 * kMiB);
+  CHECK(fits != nullptr);
+  deallocate(fits);
+  deallocate(small);
+  deallocate(held);
+}
+
+// Other processes may hold the device: what the driver refuses half way goes back at once.
+TEST(a_driver_out_of_memory_half_way_keeps_nothing) {
+  Gpu gpu("memory:64MiB");
+  void* held = allocate(8 * kMiB);
+  CHECK_EQ(simgpu_set_capacity(0, 24 * kMiB), 0);
+  CHECK(allocate(30 * kMiB) == nullptr);
+  CHECK_EQ(simgpu_used(0), uint64_t{8 * kMiB});
+  CHECK_EQ(stats().shelf_bytes, int64_t{0});
+  void* fits = allocate(16 * kMiB);
+  CHECK(fits != nullptr);
+  CHECK(valid());
+  deallocate(fits);
+  deallocate(held);
+}
