@@ -1,4 +1,6 @@
 // Physical memory: committed only under live blocks, shared at the edges, returned by trim and decay, kept within limits.
+#include <unistd.h>
+
 #include <string>
 #include <vector>
 
@@ -96,7 +98,10 @@ TEST(decay_returns_what_has_been_idle_long_enough) {
   Gpu quick("memory:256MiB", "decay:1");
   void* live = allocate(4 * kMiB);
   deallocate(allocate(20 * kMiB));
-  for (int round = 0; round < 2000 && simgpu_used(0) > 2 * kGranule; ++round) CHECK_EQ(pyalloc_maintain(-1), PYALLOC_OK);
+  for (int round = 0; round < 2000 && simgpu_used(0) > 2 * kGranule; ++round) {
+    CHECK_EQ(pyalloc_maintain(-1), PYALLOC_OK);
+    ::usleep(1000);  // idle time is counted in milliseconds
+  }
   CHECK_EQ(simgpu_used(0), uint64_t{2 * kGranule});
   CHECK_EQ(stats().reserved_bytes[0].current, static_cast<int64_t>(2 * kGranule));
   deallocate(live);
