@@ -96,7 +96,8 @@ TEST(decay_returns_what_has_been_idle_long_enough) {
   Gpu quick("memory:256MiB", "decay:1");
   void* live = allocate(4 * kMiB);
   deallocate(allocate(20 * kMiB));
-  for (int round = 0; round < 2000 && simgpu_used(0) > 2 * kGranule; ++round) CHECK_EQ(pyalloc_maintain(-1), PYALLOC_OK);
+  for (int round = 0; round < 2000 && simgpu_used(0) > 2 * kGranule; ++round)
+    CHECK_EQ(pyalloc_maintain(-1), PYALLOC_OK);
   CHECK_EQ(simgpu_used(0), uint64_t{2 * kGranule});
   CHECK_EQ(stats().reserved_bytes[0].current, static_cast<int64_t>(2 * kGranule));
   deallocate(live);
@@ -114,7 +115,8 @@ TEST(limits_hold_before_the_driver_is_asked) {
     const char* configuration;
     double fraction;
     uint64_t limit;
-  } cases[] = {{"limit:32MiB", -1, 0}, {"memory_fraction:0.125", -1, 0}, {"", 0.125, 0}, {"", -1, 32 * kMiB}, {"limit:64MiB", -1, 32 * kMiB}, {"memory_fraction:0.5", 0.125, 0}};
+  } cases[] = {{"limit:32MiB", -1, 0}, {"memory_fraction:0.125", -1, 0}, {"", 0.125, 0},
+               {"", -1, 32 * kMiB},    {"limit:64MiB", -1, 32 * kMiB},   {"memory_fraction:0.5", 0.125, 0}};
   for (bool open_first : {false, true}) {
     for (const auto& one : cases) {
       Gpu gpu("memory:256MiB", one.configuration);
@@ -143,7 +145,8 @@ TEST(fractions_are_checked_and_kept) {
   double fraction = 0;
   CHECK_EQ(pyalloc_get_memory_fraction(0, &fraction), PYALLOC_OK);
   CHECK(fraction == 1.0);
-  for (double wrong : {-0.1, 1.1, __builtin_nan(""), __builtin_inf()}) CHECK_EQ(pyalloc_set_memory_fraction(0, wrong), PYALLOC_INVALID_ARGUMENT);
+  for (double wrong : {-0.1, 1.1, __builtin_nan(""), __builtin_inf()})
+    CHECK_EQ(pyalloc_set_memory_fraction(0, wrong), PYALLOC_INVALID_ARGUMENT);
   CHECK_EQ(pyalloc_set_memory_fraction(0, 0.25), PYALLOC_OK);
   deallocate(allocate(512));
   CHECK_EQ(pyalloc_get_memory_fraction(0, &fraction), PYALLOC_OK);

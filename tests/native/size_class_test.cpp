@@ -1,6 +1,7 @@
 // Size classes and slabs, for every size there is.
-#include "gpu.h"
 #include "heap/size_class.h"
+
+#include "gpu.h"
 #include "heap/slab.h"
 
 using namespace pyalloc;
