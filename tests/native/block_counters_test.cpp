@@ -1,11 +1,12 @@
 // Peaks without a shared counter: exact against a serial model over many lanes, and exact with many threads.
+#include "facts/block_counters.h"
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
 #include <thread>
 #include <vector>
 
-#include "facts/block_counters.h"
 #include "gpu.h"
 
 using namespace pyalloc;
@@ -76,13 +77,17 @@ struct Model {
   }
 };
 
-bool same(const History& a, const History& b) { return a.current == b.current && a.peak == b.peak && a.allocated == b.allocated && a.freed == b.freed; }
+bool same(const History& a, const History& b) {
+  return a.current == b.current && a.peak == b.peak && a.allocated == b.allocated && a.freed == b.freed;
+}
 
 bool same(const BlockCounters::Totals& real, const Model& model) {
   bool equal = true;
   for (int kind = 0; kind < 3; ++kind) {
-    equal = equal && same(real.blocks[kind], model.blocks[kind]) && same(real.bytes[kind], model.bytes[kind]) && same(real.requested[kind], model.requested[kind]) &&
-            same(real.active_blocks[kind], model.active_blocks[kind]) && same(real.active_bytes[kind], model.active_bytes[kind]);
+    equal = equal && same(real.blocks[kind], model.blocks[kind]) && same(real.bytes[kind], model.bytes[kind]) &&
+            same(real.requested[kind], model.requested[kind]) &&
+            same(real.active_blocks[kind], model.active_blocks[kind]) &&
+            same(real.active_bytes[kind], model.active_bytes[kind]);
   }
   return equal;
 }
@@ -190,7 +195,9 @@ TEST(peaks_are_exact_with_many_threads) {
         int64_t all = 0;
         for (int64_t one : most) all += one;
         BlockCounters::Totals totals = lanes.counters.totals();
-        if (totals.bytes[2].current != all || totals.bytes[2].peak != all || totals.blocks[2].peak != int64_t{kThreads} * (1500 / kSlowdown)) broken = true;
+        if (totals.bytes[2].current != all || totals.bytes[2].peak != all ||
+            totals.blocks[2].peak != int64_t{kThreads} * (1500 / kSlowdown))
+          broken = true;
       }
       meet(meetings);
       for (const Block& block : blocks) lanes.take_back(index, block.kind, block.usage);

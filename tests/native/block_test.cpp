@@ -15,7 +15,8 @@ std::vector<size_t> border_sizes() {
   for (size_t border = 512; border <= 16 * kKiB; border += 512)
     for (size_t bytes : {border - 1, border, border + 1}) sizes.push_back(bytes);
   for (size_t border : {kMiB, kGranule, 2 * kGranule, 4 * kGranule})
-    for (size_t bytes : {border - 513, border - 512, border - 1, border, border + 1, border + 512, border + 513}) sizes.push_back(bytes);
+    for (size_t bytes : {border - 513, border - 512, border - 1, border, border + 1, border + 512, border + 513})
+      sizes.push_back(bytes);
   return sizes;
 }
 
@@ -50,7 +51,8 @@ TEST(zero_bytes_is_a_null_pointer) {
 TEST(huge_sizes_do_not_wrap) {
   Gpu gpu("memory:64MiB");
   void* kept = allocate(kMiB);
-  for (size_t bytes : {size_t{1} << 60, SIZE_MAX, SIZE_MAX - 511, SIZE_MAX - kGranule, size_t{1} << 50, (size_t{1} << 50) + 1, size_t{1} << 40}) {
+  for (size_t bytes : {size_t{1} << 60, SIZE_MAX, SIZE_MAX - 511, SIZE_MAX - kGranule, size_t{1} << 50,
+                       (size_t{1} << 50) + 1, size_t{1} << 40}) {
     void* pointer = &gpu;
     CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, bytes, &pointer), PYALLOC_OUT_OF_MEMORY);
     CHECK(pointer == &gpu);
@@ -150,7 +152,8 @@ TEST(find_block_sees_live_blocks_only) {
       CHECK_EQ(info.device, 0);
       CHECK_EQ(info.requested, bytes);
       CHECK(info.allocated >= bytes);
-      CHECK(address(info.segment) <= address(block) && address(info.segment) + info.segment_bytes >= address(block) + bytes);
+      CHECK(address(info.segment) <= address(block) &&
+            address(info.segment) + info.segment_bytes >= address(block) + bytes);
       CHECK_EQ(info.segment_bytes % kGranule, size_t{0});
     }
     CHECK_EQ(deallocate(block), PYALLOC_OK);

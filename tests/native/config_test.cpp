@@ -1,8 +1,9 @@
 // The configuration: every option, its forms, and every error of a string at once.
+#include "api/config.h"
+
 #include <string>
 #include <vector>
 
-#include "api/config.h"
 #include "gpu.h"
 
 using namespace test;
@@ -24,7 +25,8 @@ void refuses(const std::string& text, const std::vector<std::string>& parts) {
   CHECK_EQ(config.set(text, "test"), PYALLOC_BAD_CONFIG);
   std::string message = pyalloc_last_error();
   for (const std::string& part : parts) {
-    if (message.find(part) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", message.c_str(), part.c_str());
+    if (message.find(part) == std::string::npos)
+      std::fprintf(stderr, "'%s' lacks '%s'\n", message.c_str(), part.c_str());
     CHECK(message.find(part) != std::string::npos);
   }
   CHECK(config.json() == before);
@@ -34,66 +36,66 @@ void refuses(const std::string& text, const std::vector<std::string>& parts) {
 
 TEST(every_option_takes_its_default_and_another_value) {
   int options = 0;
-#define OPTION_SWITCH(key, default_, help)                        \
-  for (const char* on : {"on", "True", "true"}) {                 \
-    Config config;                                                \
-    CHECK(accepts(config, std::string(#key ":") + on));           \
-    CHECK(config.options().key);                                  \
-  }                                                               \
-  for (const char* off : {"off", "False", "false"}) {             \
-    Config config;                                                \
-    CHECK(accepts(config, std::string(#key ":") + off));          \
-    CHECK(!config.options().key);                                 \
-  }                                                               \
-  CHECK(Config().options().key == default_);                      \
-  refuses(#key ":maybe", {#key, "maybe", "on or off"});           \
+#define OPTION_SWITCH(key, default_, help)               \
+  for (const char* on : {"on", "True", "true"}) {        \
+    Config config;                                       \
+    CHECK(accepts(config, std::string(#key ":") + on));  \
+    CHECK(config.options().key);                         \
+  }                                                      \
+  for (const char* off : {"off", "False", "false"}) {    \
+    Config config;                                       \
+    CHECK(accepts(config, std::string(#key ":") + off)); \
+    CHECK(!config.options().key);                        \
+  }                                                      \
+  CHECK(Config().options().key == default_);             \
+  refuses(#key ":maybe", {#key, "maybe", "on or off"});  \
   ++options;
-#define OPTION_CHOICE(key, default_, choices, help)               \
-  {                                                               \
-    std::string all = choices;                                    \
-    for (size_t start = 0; start < all.size();) {                 \
-      size_t end = std::min(all.find('|', start), all.size());    \
-      Config config;                                              \
+#define OPTION_CHOICE(key, default_, choices, help)                                   \
+  {                                                                                   \
+    std::string all = choices;                                                        \
+    for (size_t start = 0; start < all.size();) {                                     \
+      size_t end = std::min(all.find('|', start), all.size());                        \
+      Config config;                                                                  \
       CHECK(accepts(config, std::string(#key ":") + all.substr(start, end - start))); \
-      CHECK(config.options().key == all.substr(start, end - start)); \
-      start = end + 1;                                            \
-    }                                                             \
-    CHECK(Config().options().key == default_);                    \
-    refuses(#key ":" choices, {#key, choices});                   \
-    refuses(#key ":", {#key, choices});                           \
-    ++options;                                                    \
+      CHECK(config.options().key == all.substr(start, end - start));                  \
+      start = end + 1;                                                                \
+    }                                                                                 \
+    CHECK(Config().options().key == default_);                                        \
+    refuses(#key ":" choices, {#key, choices});                                       \
+    refuses(#key ":", {#key, choices});                                               \
+    ++options;                                                                        \
   }
-#define OPTION_SIZE(key, default_, help)                          \
-  {                                                               \
-    Config config;                                                \
-    CHECK(accepts(config, #key ":3GiB"));                         \
-    CHECK_EQ(config.options().key, uint64_t{3} << 30);            \
-    CHECK_EQ(Config().options().key, uint64_t{default_});         \
-    refuses(#key ":3 parsecs", {#key, "3parsecs", "512MiB"});     \
-    ++options;                                                    \
+#define OPTION_SIZE(key, default_, help)                      \
+  {                                                           \
+    Config config;                                            \
+    CHECK(accepts(config, #key ":3GiB"));                     \
+    CHECK_EQ(config.options().key, uint64_t{3} << 30);        \
+    CHECK_EQ(Config().options().key, uint64_t{default_});     \
+    refuses(#key ":3 parsecs", {#key, "3parsecs", "512MiB"}); \
+    ++options;                                                \
   }
-#define OPTION_FRACTION(key, default_, low, high, help)           \
-  {                                                               \
-    Config config;                                                \
-    CHECK(accepts(config, #key ":0.5"));                          \
-    CHECK(config.options().key == 0.5);                           \
-    CHECK(Config().options().key == default_);                    \
-    refuses(#key ":1e9", {#key, "1e9", "from 0 to"});             \
-    refuses(#key ":-0.5", {#key, "-0.5"});                        \
-    refuses(#key ":nan", {#key, "nan"});                          \
-    refuses(#key ":0.5x", {#key, "0.5x"});                        \
-    ++options;                                                    \
+#define OPTION_FRACTION(key, default_, low, high, help) \
+  {                                                     \
+    Config config;                                      \
+    CHECK(accepts(config, #key ":0.5"));                \
+    CHECK(config.options().key == 0.5);                 \
+    CHECK(Config().options().key == default_);          \
+    refuses(#key ":1e9", {#key, "1e9", "from 0 to"});   \
+    refuses(#key ":-0.5", {#key, "-0.5"});              \
+    refuses(#key ":nan", {#key, "nan"});                \
+    refuses(#key ":0.5x", {#key, "0.5x"});              \
+    ++options;                                          \
   }
-#define OPTION_INTEGER(key, default_, low, high, unit, help)      \
-  {                                                               \
-    Config config;                                                \
-    CHECK(accepts(config, #key ":7"));                            \
-    CHECK_EQ(config.options().key, int64_t{7});                   \
-    CHECK_EQ(Config().options().key, int64_t{default_});          \
-    refuses(#key ":7.5", {#key, "7.5", "whole number", unit});    \
-    refuses(#key ":-1", {#key, "-1"});                            \
-    refuses(#key ":99999999999999999999", {#key});                \
-    ++options;                                                    \
+#define OPTION_INTEGER(key, default_, low, high, unit, help)   \
+  {                                                            \
+    Config config;                                             \
+    CHECK(accepts(config, #key ":7"));                         \
+    CHECK_EQ(config.options().key, int64_t{7});                \
+    CHECK_EQ(Config().options().key, int64_t{default_});       \
+    refuses(#key ":7.5", {#key, "7.5", "whole number", unit}); \
+    refuses(#key ":-1", {#key, "-1"});                         \
+    refuses(#key ":99999999999999999999", {#key});             \
+    ++options;                                                 \
   }
 #include "api/options.def"
 #undef OPTION_SWITCH
@@ -108,8 +110,19 @@ TEST(sizes_with_units) {
   struct {
     const char* text;
     uint64_t bytes;
-  } cases[] = {{"0", 0}, {"512", 512}, {"512B", 512}, {"2KiB", 2048}, {"512MiB", 512 * kMiB}, {"20GiB", 20 * kGiB}, {"1.5GiB", 3 * kGiB / 2}, {"1TiB", 1024 * kGiB},
-               {"1.5GB", 1500000000}, {"3KB", 3000}, {"7MB", 7000000}, {"2TB", 2000000000000}, {" 4 GiB ", 4 * kGiB}};
+  } cases[] = {{"0", 0},
+               {"512", 512},
+               {"512B", 512},
+               {"2KiB", 2048},
+               {"512MiB", 512 * kMiB},
+               {"20GiB", 20 * kGiB},
+               {"1.5GiB", 3 * kGiB / 2},
+               {"1TiB", 1024 * kGiB},
+               {"1.5GB", 1500000000},
+               {"3KB", 3000},
+               {"7MB", 7000000},
+               {"2TB", 2000000000000},
+               {" 4 GiB ", 4 * kGiB}};
   for (const auto& one : cases) {
     Config config;
     CHECK(accepts(config, std::string("limit:") + one.text));
@@ -122,8 +135,9 @@ TEST(sizes_with_units) {
 }
 
 TEST(all_errors_at_once_naming_key_value_expected_and_the_nearest_key) {
-  refuses("limti:5GiB,check:loud,slack:many,,decay:-3,bridge", {"limti", "the nearest is 'limit'", "check", "loud", "off|cheap|full", "slack", "many", "0 to 10", "empty entry", "decay", "-3",
-                                                                "'bridge' has no value"});
+  refuses("limti:5GiB,check:loud,slack:many,,decay:-3,bridge",
+          {"limti", "the nearest is 'limit'", "check", "loud", "off|cheap|full", "slack", "many", "0 to 10",
+           "empty entry", "decay", "-3", "'bridge' has no value"});
   refuses("cros_stream_wiat:on", {"cross_stream_wait"});
   refuses("x:1", {"unknown option 'x'", "options:"});
 }
@@ -138,7 +152,8 @@ TEST(later_calls_replace_earlier_ones) {
   CHECK(accepts(config, ""));
   CHECK(config.options().check == "cheap");
   std::string json = config.json();
-  CHECK(json.find("\"key\": \"limit\"") != std::string::npos && json.find("\"origin\": \"default\"") != std::string::npos);
+  CHECK(json.find("\"key\": \"limit\"") != std::string::npos &&
+        json.find("\"origin\": \"default\"") != std::string::npos);
 }
 
 TEST(the_environment_is_read_when_nothing_else_was_said) {

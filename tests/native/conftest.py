@@ -1,6 +1,6 @@
 """Runs the native tests under pytest: each TEST(name) of each x_test.cpp is a test, run in a process of its own.
 
-tools/test builds the programs in build/release/tests; PYALLOC_NATIVE_TESTS names another folder.
+tools/test builds the programs in build/RelWithDebInfo/tests; PYALLOC_NATIVE_TESTS names another folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_S = 300
 
 
 def programs() -> Path:
-    return Path(os.environ.get("PYALLOC_NATIVE_TESTS") or ROOT / "build" / "release" / "tests")
+    return Path(os.environ.get("PYALLOC_NATIVE_TESTS") or ROOT / "build" / "RelWithDebInfo" / "tests")
 
 
 class NativeFailure(Exception):

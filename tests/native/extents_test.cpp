@@ -1,10 +1,11 @@
 // The arithmetic of an address space against a model that keeps every unit: exhaustive on a tiny space, random on a larger one.
+#include "heap/extents.h"
+
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "gpu.h"
-#include "heap/extents.h"
 
 using namespace test;
 using pyalloc::Extents;
@@ -64,7 +65,8 @@ class Model {
     std::vector<std::pair<uint32_t, uint32_t>> found;
     for (uint32_t start = 0; start < units_.size();) {
       uint32_t end = run_end(start);
-      if (units_[start].free && units_[start].owner == owner && end - start >= length) found.emplace_back(start, end - start);
+      if (units_[start].free && units_[start].owner == owner && end - start >= length)
+        found.emplace_back(start, end - start);
       start = end;
     }
     return found;
@@ -74,7 +76,9 @@ class Model {
   uint32_t run_end(uint32_t start) const {
     uint32_t end = start + 1;
     const Unit& first = units_[start];
-    while (end < units_.size() && units_[end].free == first.free && units_[end].owner == first.owner && units_[end].block == first.block) ++end;
+    while (end < units_.size() && units_[end].free == first.free && units_[end].owner == first.owner &&
+           units_[end].block == first.block)
+      ++end;
     return end;
   }
   void level() {
@@ -158,7 +162,8 @@ TEST(random_sequences) {
         NodeId id = free[random.below(free.size())];
         Range range = extents.range(id);
         auto length = static_cast<uint32_t>(1 + random.below(std::min(range.length, 60u)));
-        auto start = static_cast<uint32_t>(range.start + (random.below(2) == 0 ? 0 : random.below(range.length - length + 1)));
+        auto start =
+            static_cast<uint32_t>(range.start + (random.below(2) == 0 ? 0 : random.below(range.length - length + 1)));
         extents.take(id, start, length, random.below(2) == 0 ? RangeState::kLive : RangeState::kSlab, 1, step);
         model.take(start, length, step);
       } else if (choice < 18 && !live.empty()) {
@@ -168,7 +173,8 @@ TEST(random_sequences) {
         ++stamp;
         NodeId joined = extents.give(id, owner, stamp);
         model.give(range.start, range.length, owner, stamp);
-        CHECK(extents.range(joined).start <= range.start && extents.range(joined).start + extents.range(joined).length >= range.start + range.length);
+        CHECK(extents.range(joined).start <= range.start &&
+              extents.range(joined).start + extents.range(joined).length >= range.start + range.length);
       } else {
         auto owner = static_cast<uint16_t>(random.below(6));
         uint64_t done = random.below(stamp + 2);

@@ -21,7 +21,9 @@ const char* const kEntryPoints[] = {
 };
 
 // A failed call may cost memory only where the driver refused to take it back, for ever.
-bool returns_memory(const std::string& call) { return call == "cuMemRelease" || call == "cuMemUnmap" || call == "cuMemFree"; }
+bool returns_memory(const std::string& call) {
+  return call == "cuMemRelease" || call == "cuMemUnmap" || call == "cuMemFree";
+}
 
 struct Workload {
   void *one, *two, *theirs;
@@ -120,7 +122,9 @@ bool survives(const char* call, int64_t nth, int64_t times, cuda::Result error) 
     CHECK_EQ(simgpu_used(0), uint64_t{0});
   }
   gpu.end();
-  if (test::failures() != failures) std::fprintf(stderr, "  ... in %s, call %lld, %s, error %d\n", call, (long long)nth, times == 0 ? "for ever" : "once", error);
+  if (test::failures() != failures)
+    std::fprintf(stderr, "  ... in %s, call %lld, %s, error %d\n", call, (long long)nth,
+                 times == 0 ? "for ever" : "once", error);
   return calls >= nth || closing >= nth;
 }
 

@@ -48,9 +48,13 @@ class Gpu {
  public:
   // `simulation` in simgpu's grammar (the oracle is on unless it says otherwise); `configuration` as PYALLOC_CONF, without the maintenance
   // thread unless it is asked for, so that tests decide when maintenance happens.
-  explicit Gpu(const std::string& simulation, const std::string& configuration = "", int devices = 1) : devices_(devices) {
+  explicit Gpu(const std::string& simulation, const std::string& configuration = "", int devices = 1)
+      : devices_(devices) {
     CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
-    CHECK_EQ(simgpu_reset((simulation + (simulation.find("oracle:") == std::string::npos ? ",oracle:on" : "") + ",devices:" + std::to_string(devices)).c_str()), 0);
+    CHECK_EQ(simgpu_reset((simulation + (simulation.find("oracle:") == std::string::npos ? ",oracle:on" : "") +
+                           ",devices:" + std::to_string(devices))
+                              .c_str()),
+             0);
     std::string text = configuration;
     if (text.find("maintenance:") == std::string::npos) text += text.empty() ? "maintenance:off" : ",maintenance:off";
     CHECK_EQ(pyalloc_configure(text.c_str(), "test"), PYALLOC_OK);

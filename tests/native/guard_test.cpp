@@ -19,7 +19,8 @@ bool faults(const void* at) {
 
 TEST(bytes_beyond_a_guarded_block_fault) {
   Gpu gpu("memory:256MiB", "guard:on");
-  for (size_t bytes : {size_t{1}, size_t{512}, size_t{513}, 16 * kKiB, kMiB, 2 * kMiB - 512, 2 * kMiB, 2 * kMiB + 1, 7 * kMiB}) {
+  for (size_t bytes :
+       {size_t{1}, size_t{512}, size_t{513}, 16 * kKiB, kMiB, 2 * kMiB - 512, 2 * kMiB, 2 * kMiB + 1, 7 * kMiB}) {
     auto* block = static_cast<char*>(allocate(bytes));
     CHECK(block != nullptr);
     CHECK_EQ(address(block) % 512, uint64_t{0});

@@ -119,7 +119,8 @@ TEST(limits_hold_before_the_driver_is_asked) {
     const char* configuration;
     double fraction;
     uint64_t limit;
-  } cases[] = {{"limit:32MiB", -1, 0}, {"memory_fraction:0.125", -1, 0}, {"", 0.125, 0}, {"", -1, 32 * kMiB}, {"limit:64MiB", -1, 32 * kMiB}, {"memory_fraction:0.5", 0.125, 0}};
+  } cases[] = {{"limit:32MiB", -1, 0}, {"memory_fraction:0.125", -1, 0}, {"", 0.125, 0},
+               {"", -1, 32 * kMiB},    {"limit:64MiB", -1, 32 * kMiB},   {"memory_fraction:0.5", 0.125, 0}};
   for (bool open_first : {false, true}) {
     for (const auto& one : cases) {
       Gpu gpu("memory:256MiB", one.configuration);
@@ -148,7 +149,8 @@ TEST(fractions_are_checked_and_kept) {
   double fraction = 0;
   CHECK_EQ(pyalloc_get_memory_fraction(0, &fraction), PYALLOC_OK);
   CHECK(fraction == 1.0);
-  for (double wrong : {-0.1, 1.1, __builtin_nan(""), __builtin_inf()}) CHECK_EQ(pyalloc_set_memory_fraction(0, wrong), PYALLOC_INVALID_ARGUMENT);
+  for (double wrong : {-0.1, 1.1, __builtin_nan(""), __builtin_inf()})
+    CHECK_EQ(pyalloc_set_memory_fraction(0, wrong), PYALLOC_INVALID_ARGUMENT);
   CHECK_EQ(pyalloc_set_memory_fraction(0, 0.25), PYALLOC_OK);
   deallocate(allocate(512));
   CHECK_EQ(pyalloc_get_memory_fraction(0, &fraction), PYALLOC_OK);

@@ -155,7 +155,9 @@ TEST(the_error_says_what_a_user_needs) {
   void* pointer = nullptr;
   CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, 30 * kMiB, &pointer), PYALLOC_OUT_OF_MEMORY);
   std::string text = pyalloc_last_error();
-  for (const char* part : {"CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 64.00 MiB of which 24.00 MiB is free.", "40.00 MiB allocated", "40.00 MiB reserved"}) {
+  for (const char* part : {"CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 64.00 MiB "
+                           "of which 24.00 MiB is free.",
+                           "40.00 MiB allocated", "40.00 MiB reserved"}) {
     if (text.find(part) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part);
     CHECK(text.find(part) != std::string::npos);
   }

@@ -72,7 +72,9 @@ int forked_child_errors(void* block) {
   void* pointer = nullptr;
   double fraction = 0;
   int wrong = 0;
-  auto refused = [&](pyalloc_status status) { wrong += !(status == PYALLOC_WRONG_STATE && std::strstr(pyalloc_last_error(), "spawn") != nullptr); };
+  auto refused = [&](pyalloc_status status) {
+    wrong += !(status == PYALLOC_WRONG_STATE && std::strstr(pyalloc_last_error(), "spawn") != nullptr);
+  };
   refused(pyalloc_allocate(0, nullptr, 0, 512, &pointer));
   refused(pyalloc_allocate(0, nullptr, 0, 0, &pointer));
   refused(pyalloc_configure("limit:1GiB", "test"));

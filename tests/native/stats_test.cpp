@@ -34,9 +34,13 @@ struct Block {
 };
 
 void same(const char* name, int kind, const pyalloc_stat& real, const Model& model) {
-  if (real.current == model.current && real.peak == model.peak && real.allocated == model.allocated && real.freed == model.freed) return;
-  std::fprintf(stderr, "%s[%d]: current %lld peak %lld allocated %lld freed %lld; the model says %lld %lld %lld %lld\n", name, kind, (long long)real.current, (long long)real.peak,
-               (long long)real.allocated, (long long)real.freed, (long long)model.current, (long long)model.peak, (long long)model.allocated, (long long)model.freed);
+  if (real.current == model.current && real.peak == model.peak && real.allocated == model.allocated &&
+      real.freed == model.freed)
+    return;
+  std::fprintf(stderr, "%s[%d]: current %lld peak %lld allocated %lld freed %lld; the model says %lld %lld %lld %lld\n",
+               name, kind, (long long)real.current, (long long)real.peak, (long long)real.allocated,
+               (long long)real.freed, (long long)model.current, (long long)model.peak, (long long)model.allocated,
+               (long long)model.freed);
   ++failures();
 }
 
@@ -57,16 +61,20 @@ void each_kind(size_t requested, Apply&& apply) {
 }
 
 struct Walk {
-  uint64_t reserved = 0, live_bytes = 0, requested = 0, active = 0, end = 0, segment_end = 0, segment_allocated = 0, segment_requested = 0, segment_active = 0;
+  uint64_t reserved = 0, live_bytes = 0, requested = 0, active = 0, end = 0, segment_end = 0, segment_allocated = 0,
+           segment_requested = 0, segment_active = 0;
   int64_t segments = 0, live = 0, pending = 0;
   uint64_t largest_free = 0;
   bool sound = true;
 
-  void close() { sound = sound && segment_allocated == 0 && segment_requested == 0 && segment_active == 0 && end == segment_end; }
+  void close() {
+    sound = sound && segment_allocated == 0 && segment_requested == 0 && segment_active == 0 && end == segment_end;
+  }
   static void on_segment(void* context, const pyalloc_segment_view* segment) {
     Walk& walk = *static_cast<Walk*>(context);
     if (walk.segments++ > 0) walk.close();
-    walk.sound = walk.sound && address(segment->address) >= walk.segment_end && segment->bytes % kGranule == 0 && segment->device == 0;
+    walk.sound = walk.sound && address(segment->address) >= walk.segment_end && segment->bytes % kGranule == 0 &&
+                 segment->device == 0;
     walk.end = address(segment->address);
     walk.segment_end = walk.end + segment->bytes;
     walk.segment_allocated = segment->allocated;
@@ -113,7 +121,9 @@ void snapshot_agrees(const pyalloc_device_stats& now) {
   // A granule is mapped once, whatever its history: what the device has in use is what is reserved and what lies on the shelf.
   CHECK_EQ(static_cast<int64_t>(simgpu_used(0)), now.reserved_bytes[0].current + now.shelf_bytes);
   CHECK_EQ(now.inactive_split_bytes[0].current, now.reserved_bytes[0].current - now.active_bytes[0].current);
-  for (const pyalloc_stat* group : {now.segment, now.reserved_bytes, now.inactive_split, now.allocation, now.active_bytes}) CHECK_EQ(group[0].current, group[1].current + group[2].current);
+  for (const pyalloc_stat* group :
+       {now.segment, now.reserved_bytes, now.inactive_split, now.allocation, now.active_bytes})
+    CHECK_EQ(group[0].current, group[1].current + group[2].current);
 }
 
 }  // namespace
@@ -183,7 +193,9 @@ TEST(statistics_equal_a_serial_model) {
         CHECK_EQ(pyalloc_reset_accumulated_stats(0), PYALLOC_OK);
         for (Model(*group)[3] : {&model.blocks, &model.bytes, &model.requested, &model.active, &model.active_bytes})
           for (Model& one : *group) one.allocated = one.freed = 0;
-        CHECK_EQ(stats().num_device_alloc + stats().num_device_free + stats().reserved_bytes[0].allocated + stats().segment[0].freed, int64_t{0});
+        CHECK_EQ(stats().num_device_alloc + stats().num_device_free + stats().reserved_bytes[0].allocated +
+                     stats().segment[0].freed,
+                 int64_t{0});
       } else if (choice < 985) {
         trim();
       }
@@ -226,7 +238,8 @@ TEST(driver_calls_are_counted_as_the_driver_counts_them) {
   pyalloc_maintain(0);
   trim();
   pyalloc_device_stats now = stats();
-  CHECK_EQ(now.num_device_alloc, simgpu_calls("cuMemCreate") + simgpu_calls("cuMemMap") + simgpu_calls("cuMemSetAccess"));
+  CHECK_EQ(now.num_device_alloc,
+           simgpu_calls("cuMemCreate") + simgpu_calls("cuMemMap") + simgpu_calls("cuMemSetAccess"));
   CHECK_EQ(now.num_device_free, simgpu_calls("cuMemRelease") + simgpu_calls("cuMemUnmap"));
   CHECK_EQ(now.map_runs, simgpu_calls("cuMemSetAccess"));
   CHECK_EQ(now.created_granules, simgpu_calls("cuMemCreate"));

@@ -83,7 +83,8 @@ TEST(record_of_what_is_no_block_is_refused) {
   void* stream = gpu.stream();
   for (size_t bytes : {size_t{512}, 2 * kMiB}) {
     void* block = allocate(bytes);
-    CHECK_EQ(pyalloc_record_stream(static_cast<char*>(block) + 8, stream, PYALLOC_STREAM_OWNED), PYALLOC_UNKNOWN_POINTER);
+    CHECK_EQ(pyalloc_record_stream(static_cast<char*>(block) + 8, stream, PYALLOC_STREAM_OWNED),
+             PYALLOC_UNKNOWN_POINTER);
     deallocate(block);
     CHECK_EQ(pyalloc_record_stream(block, stream, PYALLOC_STREAM_OWNED), PYALLOC_UNKNOWN_POINTER);
   }
@@ -164,7 +165,8 @@ TEST(moved_granules_keep_their_old_mapping_until_its_last_use) {
   std::vector<void*> blocks;
   for (int i = 0; i < 15; ++i) blocks.push_back(allocate(4 * kMiB, one));
   for (void* block : blocks) CHECK(fill(one, block, 4 * kMiB, 1));
-  for (size_t i = 0; i < blocks.size(); i += 2) deallocate(blocks[i]);  // every other one: no free run is longer than 4 MiB
+  for (size_t i = 0; i < blocks.size(); i += 2)
+    deallocate(blocks[i]);  // every other one: no free run is longer than 4 MiB
   CHECK(simgpu_pending() > 0);
   void* large = allocate(20 * kMiB, two);
   CHECK(large != nullptr);

@@ -45,7 +45,8 @@ struct Shared {
 
 // The block's own stream is done with what came before; then its bytes are what its owner wrote.
 void check_and_free(Shared& shared, const Block& block) {
-  if (cuStreamSynchronize(static_cast<pyalloc::cuda::Stream>(block.stream)) != pyalloc::cuda::kSuccess) ++shared.failed_calls;
+  if (cuStreamSynchronize(static_cast<pyalloc::cuda::Stream>(block.stream)) != pyalloc::cuda::kSuccess)
+    ++shared.failed_calls;
   if (!holds(block.pointer, block.bytes, block.mark)) ++shared.wrong_bytes;
   if (deallocate(block.pointer) != PYALLOC_OK) ++shared.failed_calls;
 }
@@ -136,7 +137,15 @@ constexpr int kSteps = 2400 / kSlowdown;
 
 }  // namespace
 
-TEST(eight_threads_deferred_streams) { stress("memory:128MiB,streams:deferred,seed:21", "maintenance:on,decay:1", 8, kSteps, true); }
-TEST(eight_threads_nearly_full_limit) { stress("memory:256MiB,streams:deferred,seed:22", "maintenance:on,limit:24MiB", 8, kSteps, true); }
-TEST(four_threads_without_gpu_side_waits) { stress("memory:64MiB,streams:deferred,seed:23", "maintenance:on,cross_stream_wait:off", 4, kSteps, true); }
-TEST(eight_threads_with_full_checks) { stress("memory:96MiB,streams:immediate", "maintenance:on,check:full,slack:0", 8, kSteps / 4, false); }
+TEST(eight_threads_deferred_streams) {
+  stress("memory:128MiB,streams:deferred,seed:21", "maintenance:on,decay:1", 8, kSteps, true);
+}
+TEST(eight_threads_nearly_full_limit) {
+  stress("memory:256MiB,streams:deferred,seed:22", "maintenance:on,limit:24MiB", 8, kSteps, true);
+}
+TEST(four_threads_without_gpu_side_waits) {
+  stress("memory:64MiB,streams:deferred,seed:23", "maintenance:on,cross_stream_wait:off", 4, kSteps, true);
+}
+TEST(eight_threads_with_full_checks) {
+  stress("memory:96MiB,streams:immediate", "maintenance:on,check:full,slack:0", 8, kSteps / 4, false);
+}

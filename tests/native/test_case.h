@@ -25,26 +25,26 @@ struct Register {
 };
 }  // namespace test
 
-#define TEST(name)                                             \
-  static void test_##name();                                   \
+#define TEST(name)                                            \
+  static void test_##name();                                  \
   static test::Register register_##name(#name, &test_##name); \
   static void test_##name()
 
-#define CHECK(condition)                                                          \
-  do {                                                                            \
-    if (!(condition) && test::failed()) {                                         \
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition) && test::failed()) {                                          \
       std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-    }                                                                             \
+    }                                                                              \
   } while (0)
 
-#define CHECK_EQ(left, right)                                                                                          \
-  do {                                                                                                                 \
-    auto left_ = (left);                                                                                               \
-    auto right_ = (right);                                                                                             \
-    if (!(left_ == right_) && test::failed()) {                                                                        \
-      std::fprintf(stderr, "%s:%d: %s == %s: %lld != %lld\n", __FILE__, __LINE__, #left, #right, (long long)left_,     \
-                   (long long)right_);                                                                                 \
-    }                                                                                                                  \
+#define CHECK_EQ(left, right)                                                                                      \
+  do {                                                                                                             \
+    auto left_ = (left);                                                                                           \
+    auto right_ = (right);                                                                                         \
+    if (!(left_ == right_) && test::failed()) {                                                                    \
+      std::fprintf(stderr, "%s:%d: %s == %s: %lld != %lld\n", __FILE__, __LINE__, #left, #right, (long long)left_, \
+                   (long long)right_);                                                                             \
+    }                                                                                                              \
   } while (0)
 
 int main(int argc, char** argv) {

@@ -74,7 +74,7 @@ def test_tensor_sent_to_a_child(run_on_simgpu: Run) -> None:
     )
 
 
-TORCHRUN = """
+TORCHRUN = r"""
 import torch
 import torch.distributed as dist
 
@@ -91,7 +91,7 @@ x = torch.full((1000,), float(rank + 1))
 dist.all_reduce(x)
 assert x.tolist() == [3.0] * 1000
 assert torch.cuda.current_device() == rank and torch.cuda.device_count() == 2
-print("rank", rank, "done", flush=True)
+print(f"rank {rank} done\n", end="", flush=True)
 dist.destroy_process_group()
 """
 

@@ -132,8 +132,8 @@ def test_pinned_memory_and_data_loader(run_on_simgpu: Run, allocator: Mapping[st
                 options = {"num_workers": 2, "pin_memory": True, "multiprocessing_context": context}
                 for (batch,) in DataLoader(TensorDataset(rows), 16, **options):
                     assert batch.is_pinned()
-                    seen.append(batch.cuda(non_blocking=True))
-            assert torch.equal(torch.cat(seen).cpu(), torch.cat([rows, rows]))
+                    seen.append(batch.cuda(non_blocking=True).cpu())
+            assert torch.equal(torch.cat(seen), torch.cat([rows, rows]))
 
 
         if __name__ == "__main__":

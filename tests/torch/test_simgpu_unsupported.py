@@ -8,8 +8,9 @@ from conftest import Run
 PROGRAMS = {
     "cuFFT": "torch.fft.fft(torch.randn(64, device='cuda'))",
     "cuSOLVER": "torch.linalg.svd(torch.randn(8, 8, device='cuda'))",
-    "cuSPARSE": "torch.randn(8, 8, device='cuda').to_sparse_csr() @ torch.randn(8, 8, device='cuda')",
+    "cuSPARSE": "torch.eye(8).to_sparse_csr().cuda() @ torch.randn(8, 8, device='cuda')",
     "cuDNN": """
+        torch.cuda.init()
         torch.backends.cudnn.enabled = True
         torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8, device="cuda"), torch.randn(4, 3, 3, 3, device="cuda"))
     """,

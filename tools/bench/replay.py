@@ -67,7 +67,7 @@ def main() -> int:
     if args.picture is not None:
         from benchlib import pictures
 
-        pictures.draw_frontier(prepared.trace.name, results, args.picture)
+        pictures.draw_frontier([results], args.picture)
     report = {"results": results, "costs": costs.table(), "machine": facts}
     if len(results) == 1:
         report = {**results[0], "costs": costs.table(), "machine": facts}

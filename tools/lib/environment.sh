@@ -16,11 +16,12 @@ fail() {
   exit 1
 }
 
-# The hash of what an editable install depends on: sources of the libraries, names of the Python modules, the build's configuration.
+# The hash of what an editable install depends on: C++ sources, names of the Python modules, the build's configuration.
 sources_hash() {
   (
     cd "$root"
-    find allocator_cpp pyproject.toml pyalloc/_version.py -type f -print0 | sort -z | xargs -0 sha256sum
+    find allocator_cpp tests/native pyproject.toml pyalloc/_version.py -type f -print0 |
+      sort -z | xargs -0 sha256sum
     find pyalloc -name '*.py' | sort
     "$venv/bin/python" -VV
   ) | sha256sum | cut -d' ' -f1
@@ -33,6 +34,8 @@ make_venv() {
     fail "$python is $("$python" -V 2>&1); Python 3.10 or newer is needed, set PYTHON to one"
   say "making the environment $venv with $("$python" -V 2>&1)"
   "$python" -m venv "$venv" || fail "cannot make $venv (Debian and Ubuntu: apt install python3-venv)"
+  # Editable installs from pyproject.toml need pip 21.3, which is younger than some of these Pythons.
+  "$venv/bin/python" -m pip install --quiet --upgrade 'pip>=21.3'
 }
 
 need_compiler() {
@@ -62,10 +65,23 @@ PYTHON
   esac
 }
 
-# ensure_environment EXTRAS: EXTRAS is "" or a list for pip such as "test" or "test,dev".
+# Without build isolation a build reuses what the last one compiled, so its tools belong into the environment.
+need_build_tools() {
+  local tool missing=()
+  "$venv/bin/python" -c 'import scikit_build_core' 2>/dev/null || missing+=(scikit-build-core)
+  for tool in cmake ninja; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
+  done
+  [ ${#missing[@]} -eq 0 ] || "$venv/bin/python" -m pip install --quiet "${missing[@]}"
+}
+
+# ensure_environment EXTRAS: EXTRAS is "" or a list for pip such as "test" or "test,dev". With "test", the native tests are built
+# too, in native_tests.
+native_tests=$root/build/RelWithDebInfo/tests
 ensure_environment() {
   local extras=$1 stamp=$venv/.pyalloc-stamp hash
   [ -x "$venv/bin/python" ] || make_venv
+  export PATH="$venv/bin:$PATH"
   need_compiler
   hash=$(sources_hash)
   # The stamp is the hash and the extras installed with it.
@@ -74,22 +90,10 @@ ensure_environment() {
     return
   fi
   need_torch
+  need_build_tools
   say "building pyalloc and installing it in $venv"
-  "$venv/bin/python" -m pip install --quiet --editable "$root${extras:+[$extras]}"
+  [[ $extras != *test* ]] || export SKBUILD_CMAKE_DEFINE="PYALLOC_TESTS=ON"
+  "$venv/bin/python" -m pip install --quiet --no-build-isolation --editable "$root${extras:+[$extras]}"
   grep -q "^$hash " "$stamp" 2>/dev/null || printf '%s ,,' "$hash" >"$stamp"
   printf '%s,' "$extras" >>"$stamp"
-}
-
-# build_native_tests PRESET: the programs of tests/native, in build/PRESET/tests.
-build_native_tests() {
-  local preset=$1 tool
-  export PATH="$venv/bin:$PATH"
-  for tool in cmake ninja; do
-    command -v "$tool" >/dev/null || "$venv/bin/python" -m pip install --quiet "$tool"
-  done
-  say "building the native tests in build/$preset"
-  (cd "$root/allocator_cpp" && cmake --preset "$preset" && cmake --build --preset "$preset") >"$venv/native-build.log" 2>&1 || {
-    tail -n 60 "$venv/native-build.log" >&2
-    fail "the native tests do not build; the whole output is in $venv/native-build.log"
-  }
 }

@@ -191,9 +191,10 @@ SIMGPU_NVML_API Status nvmlDeviceGetPciInfo_v3(Device handle, PciInfo* out) {
   return with_device(handle, [&](int device) {
     if (out == nullptr) return kInvalidArgument;
     std::memset(out, 0, sizeof *out);
-    out->bus = static_cast<unsigned>(kFirstPciBus + device);
-    std::snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "0000:%02X:00.0", out->bus);
-    std::snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus);
+    auto bus = static_cast<unsigned char>(kFirstPciBus + device);
+    out->bus = bus;
+    std::snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "0000:%02X:00.0", bus);
+    std::snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", bus);
     return kSuccess;
   });
 }

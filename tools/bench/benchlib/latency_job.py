@@ -12,15 +12,16 @@ from .errors import BenchError
 
 PAIR_BYTES = 4000
 THREAD_LIVE = 1000
+METADATA_LIVE = 100000
 
 
 def run(allocator: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
-    """options: cases ("core", "rmm", "threads", "python"), scale (1: full length), live, threads, rmm (count, MiB).
+    """options: cases ("core", "rmm", "threads", "python", "metadata"), scale (1: full length), live, threads, rmm.
 
-    Answers nanoseconds by case, and `exact_peaks`, `enable_ms` where asked for.
+    Answers nanoseconds by case, with "threads" `exact_peaks`, with "metadata" (pyalloc alone) what its books take.
     """
     allocator_setup.prepare_device(None, "immediate")
-    chosen = allocator_setup.choose(allocator, options.get("enable", {}))
+    allocator_setup.choose(allocator, options.get("enable", {}))
     native = _Native(library)
     scale = float(options["scale"])
     cases: dict[str, Callable[[], dict[str, float]]] = {
@@ -28,16 +29,17 @@ def run(allocator: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[s
         "rmm": lambda: _rmm(native, scale, options["rmm"]),
         "threads": lambda: _threads(native, scale, options["threads"]),
         "python": lambda: _python(scale),
+        "metadata": dict,  # below
     }
-    answer: dict[str, Any] = {"ns": {}, "enable_ms": chosen.enable_ms}
+    answer: dict[str, Any] = {"ns": {}}
     for case in options["cases"]:
         answer["ns"] |= cases[case]()
         if case == "threads":
             answer["exact_peaks"] = {
                 str(n): native.peaks(n, THREAD_LIVE, int(20000 * scale)) for n in options["threads"]
             }
-    if allocator == "pyalloc":
-        answer["counters"] = allocator_setup.pyalloc_counters()
+        if case == "metadata":
+            answer["metadata"] = _metadata(native)
     return answer
 
 
@@ -62,6 +64,9 @@ class _Native:
 
     def random(self, live: int, replacements: int) -> float:
         return self._call("bench_random", ctypes.c_uint64(live), ctypes.c_uint64(replacements), ctypes.c_uint64(1))
+
+    def hold(self, live: int) -> None:
+        self._check(self._library.bench_hold(ctypes.c_uint64(live), ctypes.c_uint64(1)))
 
     def rmm(self, count: int, max_mib: int) -> float:
         ns, operations = ctypes.c_double(0), ctypes.c_uint64(0)
@@ -95,6 +100,23 @@ def _rmm(native: _Native, scale: float, grid: list[tuple[int, int]]) -> dict[str
 
 def _threads(native: _Native, scale: float, threads: list[int]) -> dict[str, float]:
     return {f"threads_{n}": native.threads(n, THREAD_LIVE, max(1000, int(4e5 * scale))) for n in threads}
+
+
+def _metadata(native: _Native) -> dict[str, float]:
+    """What 100,000 blocks add to pyalloc's own books."""
+    import torch
+
+    native.hold(1)
+    before = allocator_setup.pyalloc_counters()["metadata_bytes"]
+    native.hold(METADATA_LIVE)
+    after = allocator_setup.pyalloc_counters()["metadata_bytes"]
+    total = torch.cuda.get_device_properties(0).total_memory
+    return {
+        "live": METADATA_LIVE,
+        "bytes": after,
+        "bytes_per_block": (after - before) / METADATA_LIVE,
+        "share_of_device": after / total,
+    }
 
 
 def _python(scale: float) -> dict[str, float]:

@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from . import costs
-from .capacity import GRANULE, granules
+from .capacity import GRANULE, bisect, granules
 from .traces import Trace
 from .workers import Workers
 
 # Where none is given: so much that no allocator runs out, and still a size a device could have.
 _AMPLE = 4
+_EDGE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,33 @@ def packing_model(workers: Workers, prepared: PreparedTrace, slack: float = 0.0)
     return workers.run("packing", "pyalloc", {**options, "slack": slack})
 
 
+def smallest_capacity(
+    workers: Workers, prepared: PreparedTrace, allocator: str, enable: Mapping[str, Any], enough: int | None = None
+) -> dict[str, Any]:
+    """The smallest device on which the trace completes, to within a granule or 0.02 % of peak live. `enough` is a
+    capacity that should do; without it, what the allocator reserves when there is plenty, and 32 MiB.
+    """
+    live = prepared.trace.live_peak
+    if enough is None:
+        plenty = replay(workers, prepared, allocator, Setting(None, enable, timed=False))
+        enough = granules(plenty["reserved_peak_bytes"]) + _EDGE
+
+    def completes(capacity: int) -> bool:
+        return replay(workers, prepared, allocator, Setting(capacity, enable, timed=False))["failed_at"] is None
+
+    found = bisect(live, enough, max(GRANULE, live // 5000), completes)
+    return {
+        "trace": prepared.trace.name,
+        "allocator": allocator,
+        "live_peak_bytes": live,
+        "smallest_bytes": found.capacity,
+        "ratio": round(found.capacity / live, 5),
+        "over_mib": round((found.capacity - live) / (1 << 20), 1),
+        "failed_bytes": found.failed,
+        "probes": found.probes,
+    }
+
+
 def summarise(raw: Mapping[str, Any], prepared: PreparedTrace) -> dict[str, Any]:
     """The result's keys from what the worker counted."""
     calls: dict[str, int] = raw["calls"]
@@ -149,8 +177,3 @@ def operation_costs(charges: list[list[float]], prepared: PreparedTrace) -> dict
         "settled_excess_us": round(excess, 1),
         "settled_excess_of_us": round(late_worst, 1),
     }
-
-
-def smallest_probe(live_peak: int) -> int:
-    """How closely the smallest capacity is looked for: a granule, or 0.02 % of large traces."""
-    return max(GRANULE, live_peak // 5000)

@@ -1,7 +1,7 @@
 """The server process of workers.py: reads a job a line from stdin, answers a line of JSON each, in the same order.
 
-Jobs: replay (replay_job.py), latency (latency_job.py), packing (packing_job.py). Standard output belongs to the answers, so everything else that
-is printed goes to standard error.
+Jobs: replay (replay_job.py), latency (latency_job.py), packing (packing_job.py). Standard output belongs to the
+answers, so everything else that is printed goes to standard error.
 """
 
 from __future__ import annotations

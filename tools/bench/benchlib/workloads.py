@@ -154,7 +154,7 @@ def train(program: Program, layers: int) -> Callable[[int], None]:
 
 
 def fsdp(program: Program, layers: int) -> Callable[[int], None]:
-    """Sharded training: a layer's weights are gathered on a second stream before their use on the first, freed after it.
+    """Sharded training: a layer's weights are gathered on a second stream before their use on the first, freed after.
 
     The second stream waits for the first before a buffer's free, as FSDP does. Between the passes the optimizer's
     temporaries take on the first stream what the gathers had on the second; lengths vary by step.

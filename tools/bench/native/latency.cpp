@@ -201,6 +201,10 @@ BENCH_API int bench_random(uint64_t live, uint64_t replacements, uint64_t seed, 
   });
 }
 
+BENCH_API int bench_hold(uint64_t live, uint64_t seed) {
+  return guarded([&] { Churn(live, 1, seed, nullptr).fill(); });
+}
+
 BENCH_API int bench_rmm(uint64_t count, uint64_t max_mib, double* ns, uint64_t* operations) {
   return guarded([&] { *ns = random_allocations(count, max_mib * kMiB, operations); });
 }

@@ -18,6 +18,9 @@ int bench_rmm(uint64_t count, uint64_t max_mib, double* ns, uint64_t* operations
 // bench_random in `threads` threads at once, each on a stream of its own. ns: wall time divided by the replacements of all threads.
 int bench_threads(uint32_t threads, uint64_t live, uint64_t replacements, double* ns);
 
+// Allocates `live` blocks as bench_random does, and keeps them to the end of the process.
+int bench_hold(uint64_t live, uint64_t seed);
+
 // Every thread allocates, all hold, then all churn below that. exact: 1 when the allocator's peaks are those of the moment all held.
 int bench_peaks(uint32_t threads, uint64_t live, uint64_t replacements, int32_t* exact);
 }
