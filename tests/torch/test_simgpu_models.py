@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 from conftest import Run
 from support import need
 
@@ -120,4 +123,27 @@ def test_compile_with_graphs(run_on_simgpu: Run) -> None:
                 out = compiled(torch.randn(8, 64, device="cuda"))
         assert out.shape == (8, 64)
         """,
+    )
+
+
+@pytest.mark.slow
+def test_compile_with_inductor(run_on_simgpu: Run, tmp_path: Path) -> None:
+    need(find_spec("triton") and shutil.which("gcc"), "Triton or gcc is not installed")
+    run_on_simgpu(
+        """
+        import torch
+        import pyalloc.simgpu
+
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)).cuda()
+        x = torch.randn(8, 64, device="cuda")
+        torch.compile(model)(x).sum().backward()
+        graphed = torch.compile(model, mode="reduce-overhead")
+        with torch.no_grad():
+            for _ in range(4):
+                assert graphed(x).shape == (8, 64)
+        calls = pyalloc.simgpu.simulation().all_calls()
+        assert calls.get("cuLaunchKernel", 0) + calls.get("cuLaunchKernelEx", 0) > 0, "no Triton launch"
+        assert calls.get("cuGraphLaunch", 0) > 0, calls
+        """,
+        env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
     )

@@ -33,26 +33,6 @@ def test_library_says_it_is_not_simulated(run_on_simgpu: Run, library: str) -> N
     assert len(said) == 1, done.stderr
 
 
-def test_triton_kernel(run_on_simgpu: Run) -> None:
-    done = run_on_simgpu(
-        """
-        import torch, triton, triton.language as tl
-
-        @triton.jit
-        def add_one(x, n: tl.constexpr):
-            place = x + tl.arange(0, n)
-            tl.store(place, tl.load(place) + 1)
-
-        try:
-            add_one[(1,)](torch.zeros(16, device="cuda"), 16)
-        except Exception as error:
-            print("raised", type(error).__name__, error)
-        """
-    )
-    assert "raised" in done.stdout
-    assert sum("is not simulated" in line for line in done.stderr.splitlines()) == 1, done.stderr
-
-
 def test_curand_host_library(run_on_simgpu: Run) -> None:
     done = run_on_simgpu(
         """

@@ -1,4 +1,5 @@
 // Entry points: initialisation, versions, error texts, cuGetProcAddress.
+#include <atomic>
 #include <cctype>
 #include <cstdio>
 #include <cstring>
@@ -150,9 +151,18 @@ SIMGPU_API Result cuLogsUnregisterCallback(void* handle) {
   return handle != nullptr ? kSuccess : kInvalidValue;
 }
 
+// Private tables between NVIDIA's own libraries. Who asks for one is a CUDA runtime linked into a library or an
+// extension: it cannot work here, and most of them report no more than a failed initialisation.
 SIMGPU_API Result cuGetExportTable(const void** table, const Uuid*) {
   SIMGPU_BEGIN(cuGetExportTable);
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true)) {
+    std::fprintf(stderr,
+                 "simgpu: a library with a CUDA runtime of its own (cuRAND, an extension linked with cudart_static) is "
+                 "not "
+                 "simulated: link it with the shared runtime, or leave it out\n");
+  }
   if (table == nullptr) return kInvalidValue;
   *table = nullptr;
-  return kNotFound;  // private tables between NVIDIA's own libraries
+  return kNotFound;
 }

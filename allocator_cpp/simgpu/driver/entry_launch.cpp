@@ -1,5 +1,7 @@
 // Entry points: modules, functions and launches. Kernels are not run: a launch is an operation that takes its place in the stream and
 // does nothing, so any code loads and any function found in it launches. Kernels that say what they touch: simgpu_launch.
+#include <unistd.h>
+
 #include "simulation.h"
 
 using namespace simgpu;
@@ -116,6 +118,12 @@ SIMGPU_API Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* bloc
                                                                        unsigned) {
   SIMGPU_BEGIN(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags);
   return occupancy(blocks, block_size);
+}
+
+SIMGPU_API Result cuModuleLoad(Module* module, const char* path) {
+  SIMGPU_BEGIN(cuModuleLoad);
+  if (path == nullptr) return kInvalidValue;
+  return access(path, R_OK) == 0 ? load(entered, module) : kFileNotFound;
 }
 
 SIMGPU_API Result cuModuleLoadData(Module* module, const void* image) {

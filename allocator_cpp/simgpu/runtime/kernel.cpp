@@ -130,14 +130,28 @@ SIMGPU_RUNTIME_API Error cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* bloc
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_bytes, 0);
 }
 
-// Code loaded at run time (just-in-time kernels): what is inside cannot be known, so it is refused rather than run as
-// nothing.
-SIMGPU_RUNTIME_API Error cudaLibraryLoadData(Library*, const void*, void*, void**, unsigned, void*, void**, unsigned) {
-  say_not_simulated("loading kernels at run time (cudaLibraryLoadData)",
-                    "use the operation's built-in kernels, or the CPU");
-  return record(kNotSupported);
+// Code loaded at run time. As with code linked in, every kernel of it launches and does nothing, so one object stands
+// for the library and for each of its kernels.
+struct LibraryTag {
+  char unused = 0;
+};
+
+SIMGPU_RUNTIME_API Error cudaLibraryLoadData(Library* library, const void* code, void*, void**, unsigned, void*, void**,
+                                             unsigned) {
+  if (library == nullptr || code == nullptr) return record(kInvalidValue);
+  *library = new LibraryTag;
+  return kSuccess;
 }
-SIMGPU_RUNTIME_API Error cudaLibraryGetKernel(Kernel*, Library, const char*) { return record(kNotSupported); }
-SIMGPU_RUNTIME_API Error cudaLibraryUnload(Library) { return record(kNotSupported); }
+
+SIMGPU_RUNTIME_API Error cudaLibraryGetKernel(Kernel* kernel, Library library, const char* name) {
+  if (kernel == nullptr || library == nullptr || name == nullptr) return record(kInvalidValue);
+  *kernel = reinterpret_cast<Kernel>(library);
+  return kSuccess;
+}
+
+SIMGPU_RUNTIME_API Error cudaLibraryUnload(Library library) {
+  delete library;
+  return kSuccess;
+}
 
 }  // namespace simgpu::runtime
