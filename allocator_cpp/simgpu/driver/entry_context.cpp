@@ -3,42 +3,33 @@
 
 using namespace simgpu;
 
-namespace {
-Context current_context() {
-  std::vector<uint64_t>& stack = context_stack();
-  return stack.empty() ? nullptr : reinterpret_cast<Context>(stack.back());
-}
-}  // namespace
-
 SIMGPU_API Result cuCtxGetCurrent(Context* context) {
   SIMGPU_BEGIN(cuCtxGetCurrent);
   if (context == nullptr) return kInvalidValue;
-  *context = current_context();
+  *context = reinterpret_cast<Context>(context_stack().top());
   return kSuccess;
 }
 
 SIMGPU_API Result cuCtxSetCurrent(Context context) {
   SIMGPU_BEGIN(cuCtxSetCurrent);
   if (context != nullptr && context_device(sim, context) == nullptr) return kInvalidContext;
-  std::vector<uint64_t>& stack = context_stack();
-  if (!stack.empty()) stack.pop_back();
-  if (context != nullptr) stack.push_back(reinterpret_cast<uint64_t>(context));
+  ContextStack& stack = context_stack();
+  stack.pop();
+  if (context != nullptr) stack.push(reinterpret_cast<uint64_t>(context));
   return kSuccess;
 }
 
 SIMGPU_API Result cuCtxPushCurrent_v2(Context context) {
   SIMGPU_BEGIN(cuCtxPushCurrent_v2);
   if (context_device(sim, context) == nullptr) return kInvalidContext;
-  context_stack().push_back(reinterpret_cast<uint64_t>(context));
-  return kSuccess;
+  return context_stack().push(reinterpret_cast<uint64_t>(context)) ? kSuccess : kInvalidValue;
 }
 
 SIMGPU_API Result cuCtxPopCurrent_v2(Context* context) {
   SIMGPU_BEGIN(cuCtxPopCurrent_v2);
-  std::vector<uint64_t>& stack = context_stack();
-  if (stack.empty()) return kInvalidContext;
-  if (context != nullptr) *context = current_context();
-  stack.pop_back();
+  uint64_t top = context_stack().top();
+  if (!context_stack().pop()) return kInvalidContext;
+  if (context != nullptr) *context = reinterpret_cast<Context>(top);
   return kSuccess;
 }
 

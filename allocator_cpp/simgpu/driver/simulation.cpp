@@ -121,8 +121,8 @@ Result initialize(Simulation& sim) {
   return kSuccess;
 }
 
-std::vector<uint64_t>& context_stack() {
-  static thread_local std::vector<uint64_t> stack;
+ContextStack& context_stack() {
+  static thread_local ContextStack stack;  // zero: empty
   static thread_local uint64_t stack_epoch = 0;
   if (stack_epoch != epoch) {
     stack.clear();
@@ -142,9 +142,7 @@ DeviceState* context_device(Simulation& sim, Context context) {
 }
 
 DeviceState* current_device(Simulation& sim) {
-  std::vector<uint64_t>& stack = context_stack();
-  if (stack.empty() || stack.back() == 0) return nullptr;
-  return context_device(sim, reinterpret_cast<Context>(stack.back()));
+  return context_device(sim, reinterpret_cast<Context>(context_stack().top()));
 }
 
 StreamObject* legacy_stream(Simulation& sim, DeviceState& device) {

@@ -98,8 +98,20 @@ const std::string& configuration_error();  // of the environment; empty: none
 bool join_session(Simulation& sim);        // false: see configuration_error()
 Result initialize(Simulation& sim);        // cuInit
 
-// The thread's stack of current contexts.
-std::vector<uint64_t>& context_stack();
+// The thread's stack of current contexts. Trivially destructible: threads end after the simulation may be gone.
+class ContextStack {
+ public:
+  uint64_t top() const { return depth_ > 0 ? contexts_[depth_ - 1] : 0; }
+  bool push(uint64_t context) { return depth_ < kDeepest && (contexts_[depth_++] = context, true); }
+  bool pop() { return depth_ > 0 && (--depth_, true); }
+  void clear() { depth_ = 0; }
+
+ private:
+  static constexpr int kDeepest = 64;
+  uint64_t contexts_[kDeepest];
+  int depth_;
+};
+ContextStack& context_stack();
 // The device of the current context; null when there is none.
 DeviceState* current_device(Simulation& sim);
 DeviceState* find_device(Simulation& sim, Device device);
