@@ -27,7 +27,6 @@ void Registry::after_fork_in_child() {
   one.mutex_.unlock();
   if (one.open_heaps().empty()) return;  // CUDA was not touched here: the child may begin afresh
   one.state_.store(State::kForked);
-  one.maintenance_->forget_after_fork();
   for (std::atomic<DeviceHeap*>& heap : one.heaps_) heap.store(nullptr);  // left as it is: its locks may be held by threads that are gone
 }
 

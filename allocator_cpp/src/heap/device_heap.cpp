@@ -17,22 +17,6 @@ constexpr uint64_t kLaneAddressesPerByte = 2;        // and of each lane's
 constexpr uint64_t kFewestAddresses = 16 * kGiB;
 constexpr size_t kLargestRequest = size_t{1} << 50;  // beyond any device; keeps sums from wrapping
 
-std::atomic<uint64_t> next_serial{1};
-
-// A thread's lanes seen last, so that the hot path takes no lock to find one. Only streams that keep their identity are cached.
-struct CachedLane {
-  uint64_t serial = 0;
-  cuda::Stream stream = nullptr;
-  Lane* lane = nullptr;
-};
-constexpr size_t kCachedLanes = 8;
-// In the thread's static block: the general model would cost the hot path a call.
-__attribute__((tls_model("initial-exec"))) thread_local CachedLane cached_lanes[kCachedLanes];
-
-size_t cache_index(uint64_t serial, cuda::Stream stream) {
-  return ((reinterpret_cast<uintptr_t>(stream) >> 4) * 0x9E3779B97F4A7C15ull >> 40 ^ serial) % kCachedLanes;
-}
-
 Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
   cuda::Result result = driver().device_attribute(&value, which, device);
   return result == cuda::kSuccess ? kOk : driver_failure("cuDeviceGetAttribute", result, "asking what the device can do");
@@ -84,8 +68,7 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context co
       check_(options.check),
       backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_),
       coarse_(*this, nullptr, 0, granule_bytes, mapped_[kLarge]),
-      fraction_(options.memory_fraction),
-      serial_(next_serial.fetch_add(1)) {
+      fraction_(options.memory_fraction) {
   backing_.policy() = {options.slack, options.cross_stream_wait, options.limit, options.memory_fraction, total};
 }
 
@@ -119,8 +102,8 @@ void DeviceHeap::abandon() { clocks_.abandon(); }
 
 Lane* DeviceHeap::lane_of(cuda::Stream stream, bool owned) {
   owned = owned || reinterpret_cast<uintptr_t>(stream) <= 2;
-  CachedLane& cached = cached_lanes[cache_index(serial_, stream)];
-  if (owned && cached.serial == serial_ && cached.stream == stream) return cached.lane;
+  std::atomic<Lane*>& seen = seen_lanes_[(reinterpret_cast<uintptr_t>(stream) >> 4) * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
+  if (Lane* lane = seen.load(std::memory_order_acquire); owned && lane != nullptr && lane->stream() == stream) return lane;
   Lock making(lanes_mutex_);
   StreamIndex index = 0;
   {
@@ -133,7 +116,7 @@ Lane* DeviceHeap::lane_of(cuda::Stream stream, bool owned) {
     return nullptr;
   }
   if (lanes_by_stream_[index] == nullptr) lanes_by_stream_[index] = &lanes_.emplace_back(*this, block_counters_, stream, index, owned);
-  if (owned) cached = {serial_, stream, lanes_by_stream_[index]};
+  if (owned) seen.store(lanes_by_stream_[index], std::memory_order_release);
   return lanes_by_stream_[index];
 }
 

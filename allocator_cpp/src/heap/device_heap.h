@@ -167,6 +167,9 @@ class DeviceHeap {
   Space coarse_;
   std::deque<Lane> lanes_;
   std::vector<Lane*> lanes_by_stream_;
+  // By a hash of the stream, the lane seen there last: the hot path takes no lock to find one. Only of streams that keep their identity.
+  static constexpr int kSeenLanesBits = 8;
+  std::atomic<Lane*> seen_lanes_[1 << kSeenLanesBits] = {};
   RankedMutex lanes_mutex_{Rank::kMaintenance};  // for making lanes
   std::unordered_map<uint64_t, std::vector<StreamIndex>> recorded_;  // by address, streams of record_stream
   std::vector<PendingFree> pending_;
@@ -179,7 +182,6 @@ class DeviceHeap {
   History segments_[kKinds + 1], reserved_[kKinds + 1], free_ranges_[kKinds + 1], inactive_bytes_[kKinds + 1];
   std::atomic<double> fraction_;
   std::atomic<bool> refused_by_limit_{false};
-  const uint64_t serial_;  // tells a thread's cached lane of a closed heap from ours
 };
 
 template <class Visit>

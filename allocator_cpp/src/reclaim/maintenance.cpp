@@ -41,8 +41,6 @@ void Maintenance::stop() {
   if (ending != nullptr) ending->join();
 }
 
-void Maintenance::forget_after_fork() { (void)thread_.release(); }
-
 void Maintenance::run() {
   int64_t decay_checked = now_ms();
   std::unique_lock<std::mutex> lock(mutex_);

@@ -24,8 +24,7 @@ class Maintenance {
   // `heaps` gives the heaps to look after; called without a lock of ours.
   using Heaps = std::function<std::vector<DeviceHeap*>()>;
   void start(Heaps heaps, int64_t decay_ms);
-  void stop();
-  void forget_after_fork();  // the thread does not exist in the child
+  void stop();  // never called in a forked child, which does not have the thread
 
  private:
   void run();
