@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# tools/gpu_check.py sets it: programs run on the device at hand, not on a simulated one of their own.
+ON_DEVICE = os.environ.get("PYALLOC_TEST_DEVICE") == "gpu"
 
 
 def need(found: object, reason: str) -> None:
     """Goes on when `found` is true; else skips the test, or fails it under PYALLOC_TEST_ALL=1 (as CI sets it)."""
     if not found:
         (pytest.fail if os.environ.get("PYALLOC_TEST_ALL") == "1" else pytest.skip)(reason)
+
+
+def on_device_command(script: Path, devices: int, simulation: bool) -> list[str]:
+    """The command that runs the script on the device at hand; skips what only a simulated GPU can do."""
+    if simulation or "simgpu" in script.read_text(encoding="utf-8"):
+        pytest.skip("about the simulated GPU itself")
+    if devices > 1:
+        pytest.skip(f"needs {devices} devices")
+    return [sys.executable, str(script)]
 
 
 def gpu_present() -> bool:

@@ -1,12 +1,11 @@
 """Bytes survive: programs that write, move between streams and read back, under pressure, on the device at hand.
 
-On the simulated GPU with deferred streams and its ordering oracle, or, with PYALLOC_TEST_DEVICE=gpu as
-tools/gpu_check.py sets it, on a real one. Only copies are used: both kinds of device really do them.
+On the simulated GPU with deferred streams and its ordering oracle, or on a real one under tools/gpu_check.py. Only
+copies are used: both kinds of device really do them.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -14,9 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support import gpu_present, need
-
-ON_GPU = os.environ.get("PYALLOC_TEST_DEVICE") == "gpu"
+from support import ON_DEVICE, need
 
 # The vocabulary of every program: fill(x, offset) writes a known pattern into both ends of x on the current stream,
 # check(x, offset) reads it back and compares, finish() checks that nothing is left and the heap is intact.
@@ -68,12 +65,10 @@ def finish():
 def run(program: str, folder: Path, limit: int, seed: int = 1) -> None:
     """Runs COMMON and the program with `limit` bytes of device memory; it must end with finish()."""
     need(find_spec("torch"), "torch is not installed")
-    if ON_GPU and not gpu_present():
-        pytest.fail("PYALLOC_TEST_DEVICE=gpu, but there is no GPU")
     script = folder / "program.py"
     script.write_text(COMMON.replace("LIMIT", str(limit)) + textwrap.dedent(program).replace("SEED", str(seed)))
     command = [sys.executable, str(script)]
-    if not ON_GPU:
+    if not ON_DEVICE:
         options = ["--memory", "4GiB", "--streams", "deferred", "--seed", str(seed), "--oracle"]
         command = [sys.executable, "-m", "pyalloc.simgpu", *options, str(script)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
@@ -94,7 +89,7 @@ def test_stress_churn_near_the_limit(tmp_path: Path, seed: int) -> None:
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     live = []
     refused = 0
-    for step in range(1500):
+    for step in range(700):
         stream = rng.choice(streams)
         with torch.cuda.stream(stream):
             try:
@@ -112,7 +107,7 @@ def test_stress_churn_near_the_limit(tmp_path: Path, seed: int) -> None:
             free(live, rng.randrange(len(live)))
     while live:
         free(live, -1)
-    assert refused < 150, refused
+    assert refused < 70, refused
     finish()
     """
     limit = 512 << 20
@@ -125,7 +120,7 @@ def test_stress_record_stream(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     main, other = torch.cuda.current_stream(), torch.cuda.Stream()
     results = []
-    for step in range(300):
+    for step in range(150):
         x = torch.empty(rng.randint(1 << 20, 16 << 20), dtype=torch.uint8, device="cuda")
         fill(x, step)
         other.wait_stream(main)
@@ -148,10 +143,10 @@ def test_stress_record_stream(tmp_path: Path) -> None:
 
 
 def test_stress_threads(tmp_path: Path) -> None:
-    """Eight threads, each with a stream of its own, for ten seconds."""
+    """Eight threads, each with a stream of its own, for six seconds."""
     program = """
     errors = []
-    until = time.monotonic() + 10
+    until = time.monotonic() + 6
 
     def work(number):
         rng = random.Random(number)
@@ -187,7 +182,7 @@ def test_stress_growing_caches(tmp_path: Path) -> None:
     program = """
     rng = random.Random(SEED)
     caches = []
-    for step in range(400):
+    for step in range(250):
         if len(caches) < 6:
             offset = rng.randrange(1 << 20)
             x = torch.empty(rng.randint(1, 12) << 20, dtype=torch.uint8, device="cuda")
