@@ -1,4 +1,4 @@
-"""The parts of the suite: tests/torch needs torch, on the simulated GPU or (marked `gpu`) a real one; the others do not."""
+"""The parts of the suite: tests/torch needs torch, on the simulated GPU or (marked `gpu`) a real one; the rest none."""
 
 from __future__ import annotations
 
