@@ -221,13 +221,13 @@ TEST(what_a_destroyed_stream_used_comes_back_by_the_context_wide_wait) {
 }
 
 TEST(more_streams_than_bits) {
-  Gpu gpu("memory:64MiB,streams:deferred,seed:11");
+  Gpu gpu("memory:16MiB,streams:deferred,seed:11");
   std::vector<void*> streams;
-  for (int i = 0; i < 150; ++i) streams.push_back(gpu.stream());
+  for (int i = 0; i < 75; ++i) streams.push_back(gpu.stream());
   Random random(5);
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < 3; ++round) {
     for (void* stream : streams) {
-      size_t bytes = random.below(2) == 0 ? random.bytes(16 * kKiB) : 40 * kMiB;
+      size_t bytes = random.below(2) == 0 ? random.bytes(16 * kKiB) : 9 * kMiB;
       void* block = allocate(bytes, stream);
       CHECK(block != nullptr);
       CHECK(fill(stream, block, bytes, 9));
