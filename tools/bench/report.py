@@ -52,6 +52,7 @@ def main() -> int:
     progress = output.Progress()
     parts = tuple(args.only or PARTS)
     if "latency" in parts:  # first: nothing else runs yet
+        progress.milestone("time per operation")
         report |= measure_latency(args.rounds, progress)
     if "replays" in parts:
         report |= measure_replays(trace_files(args.folder), args.jobs, progress)
@@ -103,6 +104,7 @@ def measure_replays(files: Mapping[str, Path], jobs: int, progress: output.Progr
 
         def stage(words: str, tasks: dict[race.Key, Task]) -> dict[race.Key, Any]:
             left = len(tasks)
+            progress.milestone(f"{words}: {left} tasks")
 
             def done(key: race.Key) -> None:
                 nonlocal left

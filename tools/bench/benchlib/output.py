@@ -25,6 +25,11 @@ class Progress:
         if self._shown:
             print(f"\r\x1b[K{text[:110]}", end="", file=sys.stderr, flush=True)
 
+    def milestone(self, text: str) -> None:
+        """A line that stays, on a terminal or not."""
+        self.say("")
+        print(text, file=sys.stderr, flush=True)
+
     def done(self) -> None:
         self.say("")
 

@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ def in_child(job: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
             with os.fdopen(write_end, "w") as pipe:
                 json.dump(perform(job, library), pipe)
             code = 0
+        except BaseException:  # a forked child must not go back into the server's loop
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)  # no cleaning up: live blocks and the server's own state are not the job's business

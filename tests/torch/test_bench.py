@@ -1,0 +1,141 @@
+"""The benchmarks on a tiny trace, as a user runs them: every key is there, and the figures are those of the trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT, need
+
+from pyalloc.errors import PyallocError
+from pyalloc.simgpu import Settings, environment
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+KEYS = {
+    "ops",
+    "live_peak_bytes",
+    "reserved_peak_bytes",
+    "ns_per_op",
+    "driver_calls",
+    "events",
+    "waits",
+    "device_syncs",
+    "retries",
+    "modelled_driver_us",
+    "modelled_worst_us",
+    "failed_at",
+}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 MiB on stream 0, freed after stream 1 used it; then 10 MiB and 1 KiB in turn, up to five live."""
+    rows = ["seq,op,id,bytes,stream,pool,time_us,tag"]
+
+    def add(op: str, key: int, size: int, stream: int) -> None:
+        rows.append(f"{len(rows) - 1},{op},{key},{size},{stream},default,{6 * len(rows)},")
+
+    add("alloc", 0, 20 * MIB, 0)
+    add("record", 0, 0, 1)
+    add("free", 0, 0, 0)
+    add("wait", 1, 0, 0)
+    for i in range(1, 121):
+        add("alloc", i, 10 * MIB if i % 2 else 1024, 0)
+        if i > 4:
+            add("free", i - 4, 0, 0)
+    path = tmp_path_factory.mktemp("bench") / "tiny.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def bench(name: str, *arguments: str, fails: bool = False) -> dict[str, Any]:
+    """Runs one benchmark with --json; the object on its last line, or {"error": ...} of one that should fail."""
+    need(find_spec("torch"), "torch is not installed")
+    try:
+        environment(Settings(memory=1 << 30))
+    except PyallocError as error:
+        need(False, str(error))
+    command = [sys.executable, str(ROOT / "tools" / "bench" / name), *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=dict(os.environ))
+    assert (done.returncode != 0) == fails, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    if fails:
+        return {"error": done.stderr}
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def test_replay_on_every_allocator(trace: Path) -> None:
+    report = bench("replay.py", str(trace), "--validate", "20")
+    results = {one["allocator"]: one for one in report["results"]}
+    assert set(results) == {"pyalloc", "native", "expandable"}
+    assert report["machine"]["cores"] >= 1
+    assert {row["entry_point"] for row in report["costs"]} >= {"cuMemCreate", "cuMemAlloc"}
+    for one in results.values():
+        assert one.keys() >= KEYS
+        assert one["failed_at"] is None
+        assert one["violations"] == 0
+        assert one["ops"] == 4 + 120 + 116
+        assert one["live_peak_bytes"] == 30 * MIB + 2 * 1024
+        assert one["reserved_peak_bytes"] >= one["live_peak_bytes"]
+        assert one["ns_per_op"] > 0
+        assert one["modelled_driver_us"] >= one["modelled_worst_us"] > 0
+    assert results["pyalloc"]["validations"] >= 10
+    native, expandable, ours = (results[name]["driver_calls"] for name in ("native", "expandable", "pyalloc"))
+    assert set(native) == {"cuMemAlloc"}
+    assert "cuMemAlloc" not in expandable
+    assert "cuMemAlloc" not in ours
+    for calls in (expandable, ours):
+        assert calls["cuMemCreate"] > 0
+        assert calls["cuMemMap"] >= calls["cuMemCreate"]
+    # what native asked for is what the table charges for it, and nothing else
+    mallocs = native["cuMemAlloc"]
+    mib = results["native"]["reserved_peak_bytes"] / MIB
+    assert results["native"]["modelled_driver_us"] == pytest.approx(100 * mallocs + 3 * mib)
+
+
+def test_a_device_too_small_is_a_result(trace: Path) -> None:
+    result = bench("replay.py", str(trace), "--allocator", "pyalloc", "--capacity", "0.9x")
+    assert result["failed_at"] is not None
+    assert result["ops"] == result["failed_at"]
+    assert "out of memory" in result["message"]
+    assert result["reserved_peak_bytes"] <= result["capacity"]
+
+
+def test_a_replay_repeats_exactly(trace: Path) -> None:
+    first, second = (bench("replay.py", str(trace), "--allocator", "pyalloc", "--no-timing") for _ in range(2))
+    for key in KEYS - {"ns_per_op"}:
+        assert first[key] == second[key], key
+
+
+def test_smallest_capacity(trace: Path) -> None:
+    report = bench("min_capacity.py", str(trace), "--allocator", "pyalloc")
+    (one,) = report["results"]
+    assert one["live_peak_bytes"] <= one["smallest_bytes"] <= one["live_peak_bytes"] + 12 * MIB
+    assert one["failed_bytes"] < one["smallest_bytes"]
+
+
+def test_latency_of_every_allocator() -> None:
+    report = bench("latency.py", "--scale", "0.002", "--rounds", "1", "--case", "core", "--case", "threads")
+    assert set(report["ns"]) >= {"pair_fresh", "random_100000", "pair_churned", "threads_1", "threads_2"}
+    for found in report["ns"].values():
+        assert set(found) == {"pyalloc", "native", "expandable"}
+        assert all(one["median"] > 0 for one in found.values())
+    assert report["exact_peaks"]["pyalloc"] == {"1": True, "2": True, "4": True}
+
+
+def test_errors_are_one_line(trace: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("a,b\n1,2\n")
+    assert "line 1: 'a,b' is no known header" in bench("replay.py", str(wrong), fails=True)["error"]
+    refused = bench("replay.py", str(trace), "--allocator", "pyalloc", "--option", "slak=1", fails=True)["error"]
+    assert "slak" in refused
+    assert "Traceback" not in refused
+    assert "no capacity" in bench("replay.py", str(trace), "--capacity", "lots", fails=True)["error"]
