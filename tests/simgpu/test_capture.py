@@ -253,6 +253,14 @@ def test_legacy_work_beside_a_capturing_blocking_stream(gpu: SimulatedDriver) ->
         invalid_end(gpu, blocking)
 
 
+def test_asking_the_legacy_stream_disturbs_nothing(gpu: SimulatedDriver) -> None:
+    blocking, status = gpu.stream(0), ctypes.c_int()
+    gpu.begin_capture(blocking)
+    assert gpu.call("cuStreamIsCapturing", LEGACY, ctypes.byref(status)) == CAPTURE_IMPLICIT
+    assert gpu.capture_status(blocking) == ACTIVE
+    gpu.end_capture(blocking)
+
+
 def test_capture_information(gpu: SimulatedDriver) -> None:
     address, stream = gpu.mapped(), gpu.stream()
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_uint64()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from simulated_driver import (
     CAPTURED_EVENT,
+    GRANULE,
     HOST_FUNCTION,
+    ILLEGAL_ADDRESS,
     INVALID_VALUE,
     NOT_READY,
     NOT_SUPPORTED,
@@ -89,6 +91,17 @@ def test_a_launch_reads_the_memory_of_its_time(gpu: SimulatedDriver) -> None:
         pinned[:] = text
         gpu.ok("cuGraphLaunch", executable, stream)
         assert gpu.control.read(address, 8) == text
+
+
+def test_a_launch_after_its_memory_was_unmapped_is_a_fault(gpu: SimulatedDriver) -> None:
+    address, stream = gpu.mapped(), gpu.stream()
+    gpu.begin_capture(stream)
+    gpu.ok("cuMemsetD8Async", address, 1, 16, stream)
+    executable = gpu.instantiate(gpu.end_capture(stream))
+    gpu.ok("cuGraphLaunch", executable, stream)
+    gpu.ok("cuMemUnmap", address, GRANULE)
+    assert gpu.call("cuGraphLaunch", executable, stream) == ILLEGAL_ADDRESS
+    gpu.violated("not mapped")
 
 
 def test_a_clone_is_independent(gpu: SimulatedDriver) -> None:

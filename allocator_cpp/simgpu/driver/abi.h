@@ -8,10 +8,6 @@
 namespace simgpu {
 using namespace pyalloc::cuda;
 
-constexpr Result kAlreadyMapped = static_cast<Result>(208);
-constexpr Result kInvalidContextState = static_cast<Result>(201);
-constexpr Result kSymbolNotFound = static_cast<Result>(500);
-constexpr Result kPrimaryContextActive = static_cast<Result>(708);
 constexpr Result kGraphExecUpdateFailure = static_cast<Result>(910);
 
 using Graph = struct GraphTag*;

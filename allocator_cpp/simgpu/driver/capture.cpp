@@ -110,17 +110,30 @@ Result check_unsafe_call(Simulation& sim) {
   return disturbed ? kStreamCaptureUnsupported : kSuccess;
 }
 
-Result check_legacy_use(Simulation& sim, int device) {
-  bool disturbed = false;
-  for (auto& capture : sim.captures) {
-    for (StreamObject* stream : capture->streams) {
-      if (!stream->blocking || stream->device != device) continue;
-      invalidate(*capture);
-      disturbed = true;
-      break;
-    }
+namespace {
+
+bool has_blocking_stream(const Capture& capture, int device) {
+  for (const StreamObject* stream : capture.streams) {
+    if (stream->blocking && stream->device == device) return true;
   }
-  return disturbed ? kStreamCaptureImplicit : kSuccess;
+  return false;
+}
+
+}  // namespace
+
+bool legacy_use_disturbs(Simulation& sim, int device) {
+  for (auto& capture : sim.captures) {
+    if (has_blocking_stream(*capture, device)) return true;
+  }
+  return false;
+}
+
+Result check_legacy_use(Simulation& sim, int device) {
+  if (!legacy_use_disturbs(sim, device)) return kSuccess;
+  for (auto& capture : sim.captures) {
+    if (has_blocking_stream(*capture, device)) invalidate(*capture);
+  }
+  return kStreamCaptureImplicit;
 }
 
 Result check_stream_query(Simulation& sim, StreamObject& stream) {

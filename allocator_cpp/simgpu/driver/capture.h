@@ -36,6 +36,8 @@ void invalidate(Capture& capture);
 Result check_unsafe_call(Simulation& sim);
 // Work about to be put on the legacy stream while a blocking stream of the device captures: STREAM_CAPTURE_IMPLICIT.
 Result check_legacy_use(Simulation& sim, int device);
+// Whether it would.
+bool legacy_use_disturbs(Simulation& sim, int device);
 // A query or synchronisation of a stream that captures: STREAM_CAPTURE_UNSUPPORTED.
 Result check_stream_query(Simulation& sim, StreamObject& stream);
 // The same for an event last recorded in a capture: CAPTURED_EVENT.

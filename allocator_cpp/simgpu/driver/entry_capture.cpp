@@ -21,9 +21,8 @@ Result capture_info(Simulation& sim, Stream stream, const InfoOut& out) {
   const Capture* capture = object->capture;
   bool active = capture != nullptr && !capture->invalidated;
   *out.status = capture == nullptr ? kCaptureNone : active ? kCaptureActive : kCaptureInvalidated;
-  if (object->legacy) {
-    if (Result error = check_legacy_use(sim, object->device)) return error;
-  }
+  if (object->legacy && legacy_use_disturbs(sim, object->device))
+    return kStreamCaptureImplicit;  // asking breaks nothing
   if (out.id != nullptr) *out.id = active ? capture->id : 0;
   if (out.graph != nullptr) *out.graph = active ? reinterpret_cast<Graph>(capture->graph) : nullptr;
   if (out.count != nullptr) *out.count = active ? object->capture_nodes.size() : 0;

@@ -25,11 +25,6 @@ static_assert(sizeof(MemoryTicket) <= sizeof(IpcHandle) && sizeof(EventTicket) <
               "a ticket fits a handle");
 constexpr char kMemoryMagic[8] = "simgpum", kEventMagic[8] = "simgpue";
 
-std::map<std::string, uint64_t>& opened() {  // handle bytes -> address, of what this process has open
-  static auto* addresses = new std::map<std::string, uint64_t>;
-  return *addresses;
-}
-
 }  // namespace
 
 SIMGPU_API Result cuIpcGetMemHandle(IpcHandle* handle, DevicePtr address) {
@@ -59,15 +54,15 @@ SIMGPU_API Result cuIpcOpenMemHandle_v2(DevicePtr* address, IpcHandle handle, un
   if (std::memcmp(ticket.magic, kMemoryMagic, sizeof(ticket.magic)) != 0) return kInvalidValue;
   if (ticket.pid == getpid()) return kInvalidContext;  // a process cannot open its own
   std::string key(reinterpret_cast<const char*>(handle.bytes), sizeof(handle.bytes));
-  auto known = opened().find(key);
-  if (known != opened().end()) {
+  auto known = sim.opened.find(key);
+  if (known != sim.opened.end()) {
     Region* region = sim.space.find(known->second);
     if (region != nullptr && region->start == known->second && region->ipc_references > 0) {
       ++region->ipc_references;
       *address = region->start;
       return kSuccess;
     }
-    opened().erase(known);
+    sim.opened.erase(known);
   }
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", ticket.pid, ticket.fd);
@@ -79,7 +74,7 @@ SIMGPU_API Result cuIpcOpenMemHandle_v2(DevicePtr* address, IpcHandle handle, un
   Region* region = sim.space.add_plain(std::move(physical), ticket.bytes);
   if (region == nullptr) return kOutOfMemory;
   region->ipc_references = 1;
-  opened()[key] = region->start;
+  sim.opened[key] = region->start;
   *address = region->start;
   return kSuccess;
 }

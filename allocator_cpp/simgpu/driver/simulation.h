@@ -80,6 +80,7 @@ struct Simulation {
   HandleTable<ModuleObject, HandleKind::kModule> modules;
   std::vector<std::unique_ptr<Capture>> captures;  // under way
   uint64_t next_capture = 1;
+  std::map<std::string, uint64_t> opened;  // IPC handle's bytes -> address, of memory of other processes
   std::vector<Piece> pieces, more_pieces;  // scratch of translations
 
   // Records the violation and leaves the error on the device.

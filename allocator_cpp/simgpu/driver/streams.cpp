@@ -56,7 +56,7 @@ void Scheduler::destroy(StreamObject* stream) {
 }
 
 void Scheduler::legacy_order(StreamObject& stream, std::vector<Position>* after) {
-  if (!stream.blocking || pending_ == 0) return;
+  if (!stream.blocking) return;
   for (auto& other : streams_) {
     if (other.get() == &stream || other->device != stream.device || !other->blocking) continue;
     if (!stream.legacy && !other->legacy) continue;
@@ -66,25 +66,30 @@ void Scheduler::legacy_order(StreamObject& stream, std::vector<Position>* after)
 
 Result Scheduler::enqueue(StreamObject& stream, Work work, std::vector<Position> after, int foreign_slot,
                           uint64_t foreign_value) {
+  const Result& fault =
+      simulation_->devices[static_cast<size_t>(stream.device)].fault;  // the stream may be gone at the end
   Operation operation;
   operation.sequence = ++stream.enqueued;
+  operation.work = std::move(work);
+  bool alone = pending_++ == 0;
+  if (alone && mode_ == StreamMode::kImmediate && foreign_slot < 0) {  // nothing to wait for, no queue needed
+    run(stream, operation);
+    run_all_ready();
+    return fault;
+  }
   legacy_order(stream, &after);
   after.erase(std::remove_if(after.begin(), after.end(), [this](Position p) { return complete(p); }), after.end());
   operation.after = std::move(after);
   operation.foreign_slot = foreign_slot;
   operation.foreign_value = foreign_value;
-  bool instant = std::holds_alternative<RecordWork>(work) || std::holds_alternative<EmptyWork>(work);
+  bool instant =
+      std::holds_alternative<RecordWork>(operation.work) || std::holds_alternative<EmptyWork>(operation.work);
   operation.duration = instant ? 0 : work_time;
   operation.ready_at = simulation_->calls.clock_us;
-  operation.work = std::move(work);
   stream.queue.push_back(std::move(operation));
-  ++pending_;
-  if (mode_ == StreamMode::kImmediate) {
-    if (ready(stream)) run_head(stream);
-    run_all_ready();
-  }
+  if (mode_ == StreamMode::kImmediate) run_all_ready();
   if (mode_ == StreamMode::kTimed) run_until_clock(simulation_->calls.clock_us);
-  return simulation_->devices[stream.device].fault;
+  return fault;
 }
 
 bool Scheduler::ready(const StreamObject& stream) const {
@@ -99,6 +104,10 @@ bool Scheduler::ready(const StreamObject& stream) const {
 void Scheduler::run_head(StreamObject& stream) {
   Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
+  run(stream, operation);
+}
+
+void Scheduler::run(StreamObject& stream, Operation& operation) {
   stream.running = true;
   execute(*simulation_, stream, operation);
   stream.running = false;

@@ -100,6 +100,7 @@ class Scheduler {
  private:
   bool ready(const StreamObject& stream) const;
   void run_head(StreamObject& stream);
+  void run(StreamObject& stream, Operation& operation);
   void run_all_ready();
   void run_until_clock(double target);
   StreamObject* earliest(double* end);
