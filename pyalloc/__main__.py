@@ -7,6 +7,7 @@ options; under `run`, the program's own.
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import errors
 
@@ -16,6 +17,7 @@ examples:
   pyalloc doctor --json                   the same for a program
   pyalloc run train.py --epochs 3         a script on pyalloc, unchanged
   pyalloc run --conf limit:20GiB -m my.module
+  pyalloc record -o trace.csv.gz train.py what it allocates, as a trace
   python -m pyalloc.simgpu --memory 8GiB -m pyalloc run train.py     the same with no GPU
 """
 
@@ -38,6 +40,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "target", nargs=argparse.REMAINDER, metavar="script.py | -m module | -c code", help="and its arguments"
     )
+    record = commands.add_parser(
+        "record",
+        help="run a Python program and write what it allocates as a trace",
+        description="Runs a Python program on pyalloc and writes its allocations as a trace for tools/bench/replay.py.",
+        epilog="example: pyalloc record -o trace.csv.gz train.py --epochs 3",
+    )
+    record.add_argument("--conf", default="", metavar="OPTIONS", help="as key:value,...; they win over PYALLOC_CONF")
+    record.add_argument("--device", type=int, default=0, metavar="N", help="the device to record (default: 0)")
+    record.add_argument("-o", "--output", metavar="FILE", help="csv or csv.gz; may also be the last two arguments")
+    record.add_argument(
+        "target", nargs=argparse.REMAINDER, metavar="script.py | -m module | -c code", help="and its arguments"
+    )
     doctor = commands.add_parser(
         "doctor",
         help="show versions, driver, bridge and options",
@@ -48,6 +62,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _record(parsed: argparse.Namespace) -> int:
+    from .config import joined
+    from .record import recording
+    from .run import enable_for_program, run_target
+
+    try:
+        enable_for_program(joined(parsed.conf, "bridge:require"))
+        with recording(Path(parsed.output), parsed.device) as writer:
+            try:
+                run_target(parsed.target)
+            finally:
+                print(f"pyalloc: {writer.rows} rows in {parsed.output}", file=sys.stderr)
+    except errors.PyallocError as error:
+        print(f"pyalloc: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     parser = _parser()
@@ -56,8 +88,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from . import doctor
 
         return doctor.main(as_json=parsed.json)
+    if parsed.command == "record" and parsed.output is None:
+        from .record import output_argument
+
+        parsed.target, parsed.output = output_argument(parsed.target)
+        if parsed.output is None:
+            parser.error("record needs -o FILE")
     if not parsed.target or parsed.target in (["-m"], ["-c"]):
-        parser.error("run needs a script.py, -m module or -c code")
+        parser.error(f"{parsed.command} needs a script.py, -m module or -c code")
+    if parsed.command == "record":
+        return _record(parsed)
     from .run import enable_for_program, run_target
 
     try:

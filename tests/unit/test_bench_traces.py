@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from benchlib.errors import BenchError
-from benchlib.traces import ALLOC, FREE, HEADER, RECORD, ROW, WAIT, TraceWriter, open_for_writing, read_trace
+from benchlib.traces import ALLOC, FREE, RECORD, ROW, WAIT, read_trace
 from benchlib.workloads import WORKLOADS, build, generate
+
+from pyalloc.trace_file import HEADER, TraceWriter, open_for_writing
 
 OURS = f"""\
 {HEADER}

@@ -12,9 +12,10 @@ from typing import Any
 from benchlib import costs, machine, output
 from benchlib.capacity import show
 from benchlib.replays import PreparedTrace, Setting, replay
-from benchlib.traces import TraceWriter, open_for_writing
 from benchlib.workers import ALLOCATORS, Workers
 from benchlib.workloads import WARM_CYCLES, WORKLOADS, build, generate
+
+from pyalloc.trace_file import TraceWriter, open_for_writing
 
 EXAMPLES = """\
 examples:

@@ -1,4 +1,4 @@
-"""Allocation traces: the two formats read, the one written, and the packed rows that native code replays.
+"""Allocation traces: the two formats read, and the packed rows that native code replays. Ours is written by pyalloc.
 
 Our format, plain or .gz: a header line `seq,op,id,bytes,stream,pool,time_us,tag` (further columns are ignored, `tag`
 may be missing), then one line per operation:
@@ -13,7 +13,6 @@ RMM's log (rmm::mr::logging_resource_adaptor): `Thread,Time,Action,Pointer,Size,
 from __future__ import annotations
 
 import gzip
-import io
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
@@ -21,14 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from pyalloc.trace_file import DEFAULT_POOL, HEADER
+
 from .errors import BenchError
 
 ALLOC, FREE, RECORD, WAIT = range(4)
 OPERATIONS = ("alloc", "free", "record", "wait")
 ROW = struct.Struct("=dQIHBB")  # bench_row of native/replay.h
 MAX_STREAMS = 33  # the default stream, and torch's pool of 32
-DEFAULT_POOL = "default"
-HEADER = "seq,op,id,bytes,stream,pool,time_us,tag"
 RMM_HEADER = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
 
 
@@ -204,41 +203,3 @@ def _rmm_time(text: str) -> float:
     """Microseconds of "11:18:32.023489" or "11:18:32:023489"."""
     hours, minutes, seconds, micros = text.replace(".", ":").split(":")
     return ((int(hours) * 60 + int(minutes)) * 60 + int(seconds)) * 1e6 + float(f"0.{micros}") * 1e6
-
-
-class TraceWriter:
-    """Writes our format. Keys of blocks are integers; times in microseconds since the start, in order."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._rows = 0
-        self._blocks: dict[object, tuple[int, object, str]] = {}  # live: bytes, stream, pool
-        file.write(HEADER + "\n")
-
-    def alloc(
-        self, key: object, size: int, stream: object, time_us: float, pool: str = DEFAULT_POOL, tag: str = ""
-    ) -> None:
-        self._blocks[key] = (size, stream, pool)
-        self._row("alloc", key, size, stream, pool, time_us, tag)
-
-    def free(self, key: object, time_us: float) -> None:
-        size, stream, pool = self._blocks.pop(key)
-        self._row("free", key, size, stream, pool, time_us)
-
-    def record(self, key: object, stream: object, time_us: float) -> None:
-        size, _, pool = self._blocks[key]
-        self._row("record", key, size, stream, pool, time_us)
-
-    def wait(self, stream: object, other: object, time_us: float) -> None:
-        self._row("wait", other, 0, stream, DEFAULT_POOL, time_us)
-
-    def _row(self, op: str, key: object, size: int, stream: object, pool: str, time_us: float, tag: str = "") -> None:
-        self._file.write(f"{self._rows},{op},{key},{size},{stream},{pool},{time_us:.0f},{tag}\n")
-        self._rows += 1
-
-
-def open_for_writing(path: Path) -> TextIO:
-    """A text file, compressed when the name ends in .gz; the same rows give the same bytes."""
-    if path.suffix != ".gz":
-        return open(path, "w", encoding="utf-8")
-    return io.TextIOWrapper(gzip.GzipFile(path, "wb", mtime=0), encoding="utf-8")
