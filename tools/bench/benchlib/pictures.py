@@ -49,8 +49,9 @@ def draw_frontier(results: Sequence[Sequence[dict[str, Any]]], path: Path) -> No
             if one["allocator"] != "pyalloc":
                 at = (one["ratio"], one["modelled_driver_us"] / 1e3)
                 panel.plot(*at, "D", color=COLOURS[one["allocator"]], label=one["allocator"])
-        panel.set(title=runs[0]["trace"], xlabel="peak reserved / peak live", yscale="log")
+        panel.set(title=runs[0]["trace"], xlabel="peak reserved / peak live")
         panel.title.set_fontsize(9)
+        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("modelled driver time, ms")
     panels[0].legend(fontsize=7)
@@ -71,7 +72,7 @@ def draw_memory(runs: Sequence[dict[str, Any]], path: Path) -> None:
     panel.set(title=runs[0]["trace"], xlabel="% of the trace", ylabel="GiB")
     panel.set_ylim(bottom=0)
     panel.grid(alpha=0.3)
-    panel.legend(fontsize=8)
+    panel.legend(fontsize=8, loc="lower right")
     _save(figure, path)
 
 

@@ -16,6 +16,8 @@ from .traces import Trace, TraceBuilder
 HIDDEN, HEADS, FFN, VOCAB = 4096, 32, 11008, 32000
 BF16, FP32 = 2, 4
 ROW_US = 6.0
+READ_BACK_US = 500.0
+FSDP_LAYER_US = 300.0  # hooks and launches of one sharded layer
 COMPUTE, COMM = 0, 1  # streams
 
 
@@ -47,6 +49,14 @@ class Program:
 
     def wait(self, stream: int, other: int) -> None:
         self._sink.wait(stream, other, self._tick())
+
+    def read_back(self) -> None:
+        """The host waits for a value of the device: everything enqueued is finished then."""
+        self._time += READ_BACK_US
+
+    def host_work(self, us: float) -> None:
+        """Python and launches that allocate nothing."""
+        self._time += us
 
     def _tick(self) -> float:
         self._time += ROW_US
@@ -92,6 +102,7 @@ def inference_pass(program: Program, layers: int, tokens: int, sequences: int) -
     logits = program.alloc(FP32 * sequences * VOCAB)
     probabilities = program.alloc(FP32 * sequences * VOCAB)
     chosen = program.alloc(8 * sequences)
+    program.read_back()  # the tokens
     program.free(hidden, logits, probabilities, chosen)
 
 
@@ -147,6 +158,7 @@ def train(program: Program, layers: int) -> Callable[[int], None]:
         if not state:
             for _ in range(layers):
                 state.extend(program.alloc(2 * layer_weights()) for _ in range(2))
+        program.read_back()  # the gradients' norm, to clip them
         temporary = [program.alloc(layer_weights()) for _ in range(2)]
         program.free(*temporary, *gradients)
 
@@ -172,6 +184,7 @@ def fsdp(program: Program, layers: int) -> Callable[[int], None]:
                     buffers[coming] = program.alloc(layer_weights(), COMM)
             program.wait(COMPUTE, COMM)
             use(tokens)
+            program.host_work(FSDP_LAYER_US)
             program.wait(COMM, COMPUTE)
             program.free(buffers.pop(order[index]))
 
@@ -191,9 +204,11 @@ def fsdp(program: Program, layers: int) -> Callable[[int], None]:
             shards.append(shard)
 
         gathered(tokens, list(range(layers - 1, -1, -1)), backward)
+        program.read_back()  # the gradients' norm, to clip them
         temporaries = [program.alloc(layers * layer_weights() // 4) for _ in range(3)]
         program.wait(COMM, COMPUTE)
         program.free(*temporaries, *shards)
+        program.read_back()  # the loss, to log it
 
     return step
 

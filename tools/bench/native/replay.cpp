@@ -69,7 +69,7 @@ class Replay {
     double now_us = options_.row_count > 0 ? options_.rows[0].time_us : 0, maintained_us = now_us;
     double charged = simulation_.simgpu_charged_us();
     (void)new_unmaps();
-    uint64_t baseline = simulation_.simgpu_used(0), live = 0;
+    uint64_t baseline = simulation_.simgpu_used(0), live = 0, interval_live = 0;
     for (uint64_t i = 0; i < options_.row_count; ++i) {
       const bench_row& row = options_.rows[i];
       if (i == options_.split_row) simulation_.simgpu_calls_json(result_.calls_at_split, sizeof result_.calls_at_split);
@@ -99,12 +99,14 @@ class Replay {
       } else if (row.op == BENCH_RECORD) {
         use(row.stream, blocks_[row.block], now_us);
       }
+      interval_live = std::max(interval_live, live);
       live -= freed;
       result_.live_peak = std::max(result_.live_peak, live);
       if (options_.sample_rows != 0 && i % options_.sample_rows == 0) {
-        options_.samples[2 * result_.sample_count] = live;
+        options_.samples[2 * result_.sample_count] = interval_live;
         options_.samples[2 * result_.sample_count + 1] = reserved;
         ++result_.sample_count;
+        interval_live = 0;
       }
       if (options_.validate != nullptr && i % options_.validate_rows == 0) {
         TORCH_CHECK(options_.validate(0) == 0, "the allocator's own check failed after row ", i);

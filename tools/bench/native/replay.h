@@ -27,7 +27,7 @@ struct bench_replay_options {
   uint64_t validate_rows;
   uint64_t split_row;    // the entry points' counts are also taken before this row; row_count or more: never
   uint64_t sample_rows;  // a sample of live and reserved bytes every so many rows; 0: none
-  uint64_t* samples;     // room for row_count / sample_rows + 1 pairs: live, reserved
+  uint64_t* samples;     // room for row_count / sample_rows + 1 pairs: most live since the last sample, reserved
   float* costs_us;       // room for row_count modelled costs; null: not wanted
 };
 
