@@ -62,9 +62,13 @@ def test_the_struct_follows_the_table(library: _native.Library) -> None:
     assert ctypes.sizeof(library._stats_type) == 8 + groups * 3 * 32 + numbers * 8
 
 
-def test_statistics_need_a_device(library: _native.Library) -> None:
-    with pytest.raises(pyalloc.PyallocError):
-        pyalloc.device_stats(0)
+def test_statistics_before_any_use(library: _native.Library) -> None:
+    stats = pyalloc.device_stats(0)
+    assert stats["allocated_bytes"]["all"] == {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+    assert stats["num_ooms"] == 0
+    for wrong in (-1, 1000):
+        with pytest.raises(pyalloc.InvalidArgumentError, match=f"device {wrong}; expected 0 to"):
+            pyalloc.device_stats(wrong)
     assert library.device_count() == 0
 
 
