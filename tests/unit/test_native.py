@@ -66,9 +66,8 @@ def test_statistics_before_any_use(library: _native.Library) -> None:
     stats = pyalloc.device_stats(0)
     assert stats["allocated_bytes"]["all"] == {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
     assert stats["num_ooms"] == 0
-    for wrong in (-1, 1000):
-        with pytest.raises(pyalloc.InvalidArgumentError, match=f"device {wrong}; expected 0 to"):
-            pyalloc.device_stats(wrong)
+    with pytest.raises(pyalloc.InvalidArgumentError, match="device 1000; expected 0 to"):
+        pyalloc.device_stats(1000)
     assert library.device_count() == 0
 
 
