@@ -14,7 +14,9 @@ namespace {
 cuda::Stream stream_of(void* stream) { return static_cast<cuda::Stream>(stream); }
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-size_t copy(const std::string& text, char* buffer, size_t capacity) { return copy_text(text.data(), text.size(), buffer, capacity); }
+size_t copy(const std::string& text, char* buffer, size_t capacity) {
+  return copy_text(text.data(), text.size(), buffer, capacity);
+}
 
 // Calls `use(heap)` for one open device, or for all of them when device is -1. A device without a heap has nothing to do.
 template <class Use>
@@ -57,9 +59,13 @@ uint32_t pyalloc_abi_version(void) { return PYALLOC_ABI_VERSION; }
 const char* pyalloc_version(void) { return PYALLOC_VERSION; }
 const char* pyalloc_last_error(void) { return last_error(); }
 
-pyalloc_status pyalloc_configure(const char* text, const char* origin) { return Registry::instance().configure(text, origin); }
+pyalloc_status pyalloc_configure(const char* text, const char* origin) {
+  return Registry::instance().configure(text, origin);
+}
 
-size_t pyalloc_config_json(char* buffer, size_t capacity) { return copy(Registry::instance().config_json(), buffer, capacity); }
+size_t pyalloc_config_json(char* buffer, size_t capacity) {
+  return copy(Registry::instance().config_json(), buffer, capacity);
+}
 
 pyalloc_status pyalloc_probe(void) { return resolve_driver(); }
 
@@ -72,8 +78,10 @@ size_t pyalloc_driver_json(char* buffer, size_t capacity) {
     missing += (missing.empty() ? "" : ", ") + quoted(facts.missing.substr(start, end - start));
     start = end + 1;
   }
-  std::string text = "{\"library\": " + quoted(facts.library) + ", \"simulated\": " + (facts.simulated ? "true" : "false") + ", \"driver_version\": " + std::to_string(facts.version) +
-                     ", \"missing\": [" + missing + "], \"error\": " + (status == kOk ? "null" : quoted(last_error())) + "}";
+  std::string text = "{\"library\": " + quoted(facts.library) +
+                     ", \"simulated\": " + (facts.simulated ? "true" : "false") +
+                     ", \"driver_version\": " + std::to_string(facts.version) + ", \"missing\": [" + missing +
+                     "], \"error\": " + (status == kOk ? "null" : quoted(last_error())) + "}";
   return copy(text, buffer, capacity);
 }
 
@@ -82,7 +90,8 @@ int pyalloc_device_count(void) { return Registry::instance().device_count(); }
 pyalloc_status pyalloc_shutdown(void) { return Registry::instance().shutdown(); }
 
 pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags, size_t bytes, void** pointer) {
-  if (pointer == nullptr) return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_allocate: pointer is null; expected where to store the block");
+  if (pointer == nullptr)
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_allocate: pointer is null; expected where to store the block");
   Registry& registry = Registry::instance();
   Status status = kOk;
   DeviceHeap* heap = registry.heap(device, status);
@@ -91,7 +100,8 @@ pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags,
     *pointer = nullptr;
     return kOk;
   }
-  return registry.ladder().allocate(*heap, stream_of(stream), (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
+  return registry.ladder().allocate(*heap, stream_of(stream), (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes,
+                                    pointer);
 }
 
 pyalloc_status pyalloc_deallocate(void* pointer, pyalloc_freed* freed) {
@@ -118,15 +128,18 @@ pyalloc_status pyalloc_record_stream(void* pointer, void* stream, uint32_t strea
   Space* space = find_space(address_of(pointer));
   // Memory straight from the driver needs no record: cuMemFree waits for the device.
   if (space == nullptr || !space->contains(address_of(pointer))) return kOk;
-  return space->heap().record_stream(*space, address_of(pointer), stream_of(stream), (stream_flags & PYALLOC_STREAM_OWNED) != 0);
+  return space->heap().record_stream(*space, address_of(pointer), stream_of(stream),
+                                     (stream_flags & PYALLOC_STREAM_OWNED) != 0);
 }
 
 pyalloc_status pyalloc_find_block(const void* address, pyalloc_block_info* info) {
-  if (info == nullptr || info->size < sizeof(pyalloc_block_info)) return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_find_block: info->size is not set to the struct's size");
+  if (info == nullptr || info->size < sizeof(pyalloc_block_info))
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_find_block: info->size is not set to the struct's size");
   Status status = Registry::instance().usable();
   if (status != kOk) return status;
   Space* space = find_space(address_of(address));
-  if (space != nullptr && space->contains(address_of(address))) return space->heap().find_block(*space, address_of(address), *info);
+  if (space != nullptr && space->contains(address_of(address)))
+    return space->heap().find_block(*space, address_of(address), *info);
   return fail(PYALLOC_UNKNOWN_POINTER, "%p is not inside a live pyalloc block", address);
 }
 
@@ -149,7 +162,9 @@ pyalloc_status pyalloc_trim(int device, uint64_t* released) {
   return status;
 }
 
-pyalloc_status pyalloc_set_memory_fraction(int device, double fraction) { return Registry::instance().set_fraction(device, fraction); }
+pyalloc_status pyalloc_set_memory_fraction(int device, double fraction) {
+  return Registry::instance().set_fraction(device, fraction);
+}
 
 pyalloc_status pyalloc_get_memory_fraction(int device, double* fraction) {
   if (fraction == nullptr) return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_memory_fraction: fraction is null");
@@ -167,7 +182,8 @@ pyalloc_status pyalloc_maintain(int device) {
 }
 
 pyalloc_status pyalloc_get_stats(int device, pyalloc_device_stats* stats) {
-  if (stats == nullptr || stats->size < sizeof(pyalloc_device_stats)) return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_stats: stats->size is not set to the struct's size");
+  if (stats == nullptr || stats->size < sizeof(pyalloc_device_stats))
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_stats: stats->size is not set to the struct's size");
   *stats = {};
   stats->size = sizeof *stats;
   stats->version = PYALLOC_ABI_VERSION;
@@ -204,7 +220,8 @@ size_t pyalloc_stat_fields_json(char* buffer, size_t capacity) {
   std::string text = "[";
   auto add = [&](const char* name, bool group, const char* kind, const char* unit, const char* help) {
     text += text.size() > 1 ? ",\n " : "";
-    text += std::string("{\"name\": \"") + name + "\", \"group\": " + (group ? "true" : "false") + ", \"kind\": \"" + kind + "\", \"unit\": \"" + unit + "\", \"help\": " + quoted(help) + "}";
+    text += std::string("{\"name\": \"") + name + "\", \"group\": " + (group ? "true" : "false") + ", \"kind\": \"" +
+            kind + "\", \"unit\": \"" + unit + "\", \"help\": " + quoted(help) + "}";
   };
 #define PYALLOC_STAT_GROUP(name, unit, help) add(#name, true, "history", unit, help);
 #define PYALLOC_STAT_VALUE(name, kind, unit, help) add(#name, false, #kind, unit, help);
@@ -215,7 +232,8 @@ size_t pyalloc_stat_fields_json(char* buffer, size_t capacity) {
 }
 
 pyalloc_status pyalloc_snapshot(int device, void* context, pyalloc_segment_fn segment, pyalloc_block_fn block) {
-  if (segment == nullptr || block == nullptr) return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_snapshot: a callback is null");
+  if (segment == nullptr || block == nullptr)
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_snapshot: a callback is null");
   return for_open(device, [&](DeviceHeap& heap) {
     for (const SegmentCopy& one : copy_segments(heap)) {
       segment(context, &one.view);
@@ -246,10 +264,25 @@ pyalloc_status pyalloc_validate(int device) {
 
 const pyalloc_api* pyalloc_get_api(uint32_t version) {
   static const pyalloc_api table = {
-      sizeof(pyalloc_api),      PYALLOC_ABI_VERSION,         pyalloc_last_error,       pyalloc_init,     pyalloc_allocate,
-      pyalloc_deallocate,       pyalloc_record_stream,       pyalloc_find_block,       pyalloc_trim,     pyalloc_set_memory_fraction,
-      pyalloc_get_memory_fraction, pyalloc_get_stats,        pyalloc_largest_free,     pyalloc_reset_peak_stats, pyalloc_reset_accumulated_stats,
-      pyalloc_snapshot,         pyalloc_add_reclaimer,       pyalloc_add_oom_observer, pyalloc_enable_peer_access,
+      sizeof(pyalloc_api),
+      PYALLOC_ABI_VERSION,
+      pyalloc_last_error,
+      pyalloc_init,
+      pyalloc_allocate,
+      pyalloc_deallocate,
+      pyalloc_record_stream,
+      pyalloc_find_block,
+      pyalloc_trim,
+      pyalloc_set_memory_fraction,
+      pyalloc_get_memory_fraction,
+      pyalloc_get_stats,
+      pyalloc_largest_free,
+      pyalloc_reset_peak_stats,
+      pyalloc_reset_accumulated_stats,
+      pyalloc_snapshot,
+      pyalloc_add_reclaimer,
+      pyalloc_add_oom_observer,
+      pyalloc_enable_peer_access,
   };
   return version == PYALLOC_ABI_VERSION ? &table : nullptr;
 }

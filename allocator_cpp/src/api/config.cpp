@@ -83,7 +83,8 @@ bool parse_number(const std::string& text, double& number, std::string& rest) {
   char* end = nullptr;
   number = std::strtod(text.c_str(), &end);
   if (end == text.c_str() || !std::isfinite(number)) return false;
-  if (std::any_of(text.c_str(), static_cast<const char*>(end), [](char c) { return c == 'x' || c == 'X'; })) return false;  // hexadecimal
+  if (std::any_of(text.c_str(), static_cast<const char*>(end), [](char c) { return c == 'x' || c == 'X'; }))
+    return false;  // hexadecimal
   rest = end;
   return true;
 }
@@ -97,7 +98,8 @@ std::string parse_switch(const std::string& value, bool& to) {
 
 std::string parse_choice(const std::string& value, std::string& to, const std::string& choices) {
   std::string bounded = "|" + choices + "|";
-  if (!value.empty() && value.find('|') == std::string::npos && bounded.find("|" + value + "|") != std::string::npos) return to = value, "";
+  if (!value.empty() && value.find('|') == std::string::npos && bounded.find("|" + value + "|") != std::string::npos)
+    return to = value, "";
   return "one of " + choices;
 }
 
@@ -105,12 +107,15 @@ std::string parse_size(const std::string& value, uint64_t& to) {
   static const struct {
     const char* name;
     double bytes;
-  } kUnits[] = {{"", 1}, {"B", 1}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}};
+  } kUnits[] =
+      {{"", 1},     {"B", 1},    {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
+       {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9},     {"TB", 1e12}};
   double number = 0;
   std::string unit;
   if (parse_number(value, number, unit)) {
     for (const auto& known : kUnits) {
-      if (unit == known.name && number * known.bytes < 9e18) return to = static_cast<uint64_t>(number * known.bytes), "";
+      if (unit == known.name && number * known.bytes < 9e18)
+        return to = static_cast<uint64_t>(number * known.bytes), "";
     }
   }
   return "a size in bytes, or with a unit as 512MiB or 20GiB";
@@ -128,7 +133,8 @@ std::string parse_fraction(const std::string& value, double& to, double low, dou
 std::string parse_integer(const std::string& value, int64_t& to, int64_t low, int64_t high, const char* unit) {
   double number = 0;
   std::string rest;
-  if (parse_number(value, number, rest) && rest.empty() && number == std::floor(number) && number >= static_cast<double>(low) && number <= static_cast<double>(high)) {
+  if (parse_number(value, number, rest) && rest.empty() && number == std::floor(number) &&
+      number >= static_cast<double>(low) && number <= static_cast<double>(high)) {
     return to = static_cast<int64_t>(number), "";
   }
   return "a whole number of " + std::string(unit) + " from " + std::to_string(low) + " to " + std::to_string(high);
@@ -146,7 +152,8 @@ std::string parse_entry(const Entry& entry, Options& options) {
 #define OPTION_CHOICE(key, default_, choices, help) ACCEPT(key, parse_choice(entry.value, options.key, choices))
 #define OPTION_SIZE(key, default_, help) ACCEPT(key, parse_size(entry.value, options.key))
 #define OPTION_FRACTION(key, default_, low, high, help) ACCEPT(key, parse_fraction(entry.value, options.key, low, high))
-#define OPTION_INTEGER(key, default_, low, high, unit, help) ACCEPT(key, parse_integer(entry.value, options.key, low, high, unit))
+#define OPTION_INTEGER(key, default_, low, high, unit, help) \
+  ACCEPT(key, parse_integer(entry.value, options.key, low, high, unit))
 #include "api/options.def"
 #undef OPTION_SWITCH
 #undef OPTION_CHOICE
@@ -202,17 +209,24 @@ std::string Config::json() const {
   std::vector<Entry> given = split(text_, ignored);
   const Options defaults;
   std::string out = "[";
-  auto add = [&](const char* key, const std::string& value, const std::string& fallback, const char* type, const char* unit, const std::string& expected, const char* help) {
+  auto add = [&](const char* key, const std::string& value, const std::string& fallback, const char* type,
+                 const char* unit, const std::string& expected, const char* help) {
     bool is_set = std::any_of(given.begin(), given.end(), [&](const Entry& entry) { return entry.key == key; });
     out += out.size() > 1 ? ",\n " : "";
-    out += "{\"key\": " + quoted(key) + ", \"value\": " + quoted(value) + ", \"default\": " + quoted(fallback) + ", \"origin\": " + quoted(is_set ? origin_ : "default") +
-           ", \"type\": " + quoted(type) + ", \"unit\": " + quoted(unit) + ", \"expected\": " + quoted(expected) + ", \"help\": " + quoted(help) + "}";
+    out += "{\"key\": " + quoted(key) + ", \"value\": " + quoted(value) + ", \"default\": " + quoted(fallback) +
+           ", \"origin\": " + quoted(is_set ? origin_ : "default") + ", \"type\": " + quoted(type) +
+           ", \"unit\": " + quoted(unit) + ", \"expected\": " + quoted(expected) + ", \"help\": " + quoted(help) + "}";
   };
-#define OPTION_SWITCH(key, default_, help) add(#key, text_of(options_.key), text_of(defaults.key), "switch", "", "on|off", help);
-#define OPTION_CHOICE(key, default_, choices, help) add(#key, text_of(options_.key), text_of(defaults.key), "choice", "", choices, help);
-#define OPTION_SIZE(key, default_, help) add(#key, text_of(options_.key), text_of(defaults.key), "size", "bytes", "bytes or 512MiB", help);
-#define OPTION_FRACTION(key, default_, low, high, help) add(#key, text_of(options_.key), text_of(defaults.key), "fraction", "", #low " to " #high, help);
-#define OPTION_INTEGER(key, default_, low, high, unit, help) add(#key, text_of(options_.key), text_of(defaults.key), "integer", unit, #low " to " #high, help);
+#define OPTION_SWITCH(key, default_, help) \
+  add(#key, text_of(options_.key), text_of(defaults.key), "switch", "", "on|off", help);
+#define OPTION_CHOICE(key, default_, choices, help) \
+  add(#key, text_of(options_.key), text_of(defaults.key), "choice", "", choices, help);
+#define OPTION_SIZE(key, default_, help) \
+  add(#key, text_of(options_.key), text_of(defaults.key), "size", "bytes", "bytes or 512MiB", help);
+#define OPTION_FRACTION(key, default_, low, high, help) \
+  add(#key, text_of(options_.key), text_of(defaults.key), "fraction", "", #low " to " #high, help);
+#define OPTION_INTEGER(key, default_, low, high, unit, help) \
+  add(#key, text_of(options_.key), text_of(defaults.key), "integer", unit, #low " to " #high, help);
 #include "api/options.def"
 #undef OPTION_SWITCH
 #undef OPTION_CHOICE

@@ -27,7 +27,8 @@ void Registry::after_fork_in_child() {
   one.mutex_.unlock();
   if (one.open_heaps().empty()) return;  // CUDA was not touched here: the child may begin afresh
   one.state_.store(State::kForked);
-  for (std::atomic<DeviceHeap*>& heap : one.heaps_) heap.store(nullptr);  // left as it is: its locks may be held by threads that are gone
+  for (std::atomic<DeviceHeap*>& heap : one.heaps_)
+    heap.store(nullptr);  // left as it is: its locks may be held by threads that are gone
 }
 
 void Registry::at_exit() {
@@ -41,7 +42,9 @@ Status Registry::usable() const {
     case State::kAlive:
       return kOk;
     case State::kForked:
-      return fail(PYALLOC_WRONG_STATE, "this process was forked after pyalloc used CUDA, which does not survive a fork; start it with the spawn method instead");
+      return fail(PYALLOC_WRONG_STATE,
+                  "this process was forked after pyalloc used CUDA, which does not survive a fork; start it with the "
+                  "spawn method instead");
     default:
       return fail(PYALLOC_WRONG_STATE, "the process is exiting");
   }
@@ -50,14 +53,16 @@ Status Registry::usable() const {
 void Registry::configure_from_environment() {
   configured_ = true;
   const char* text = std::getenv("PYALLOC_CONF");
-  if (text != nullptr && config_.set(text, "environment") != kOk) log_line("PYALLOC_CONF is ignored:\n%s", last_error());
+  if (text != nullptr && config_.set(text, "environment") != kOk)
+    log_line("PYALLOC_CONF is ignored:\n%s", last_error());
 }
 
 Status Registry::configure(const char* text, const char* origin) {
   Status status = usable();
   if (status != kOk) return status;
   Lock lock(mutex_);
-  if (!open_heaps().empty()) return fail(PYALLOC_WRONG_STATE, "pyalloc is in use; its configuration is fixed from the first allocation on");
+  if (!open_heaps().empty())
+    return fail(PYALLOC_WRONG_STATE, "pyalloc is in use; its configuration is fixed from the first allocation on");
   if (text == nullptr) {
     text = std::getenv("PYALLOC_CONF");
     origin = "environment";
@@ -76,7 +81,8 @@ std::string Registry::config_json() {
 Status Registry::init(int count) {
   Status status = usable();
   if (status != kOk) return status;
-  if (count < 0 || count > kMostDevices) return fail(PYALLOC_INVALID_ARGUMENT, "%d devices; expected 0 to %d", count, kMostDevices);
+  if (count < 0 || count > kMostDevices)
+    return fail(PYALLOC_INVALID_ARGUMENT, "%d devices; expected 0 to %d", count, kMostDevices);
   status = resolve_driver();
   if (status != kOk) return status;
   Lock lock(mutex_);
@@ -88,7 +94,8 @@ Status Registry::init(int count) {
 Status Registry::check_device(int device) const {
   int count = device_count();
   int end = count > 0 ? count : kMostDevices;  // plain registration may come without init
-  return device >= 0 && device < end ? kOk : fail(PYALLOC_INVALID_ARGUMENT, "device %d; expected 0 to %d", device, end - 1);
+  return device >= 0 && device < end ? kOk
+                                     : fail(PYALLOC_INVALID_ARGUMENT, "device %d; expected 0 to %d", device, end - 1);
 }
 
 DeviceHeap* Registry::heap(int device, Status& status) {
@@ -140,7 +147,8 @@ Status Registry::set_fraction(int device, double fraction) {
   Status status = usable();
   if (status == kOk) status = check_device(device);
   if (status != kOk) return status;
-  if (!(fraction >= 0.0 && fraction <= 1.0)) return fail(PYALLOC_INVALID_ARGUMENT, "memory fraction %g; expected 0 to 1", fraction);
+  if (!(fraction >= 0.0 && fraction <= 1.0))
+    return fail(PYALLOC_INVALID_ARGUMENT, "memory fraction %g; expected 0 to 1", fraction);
   Lock lock(mutex_);
   fractions_[device] = fraction;
   DeviceHeap* open = open_heap(device);
@@ -154,7 +162,9 @@ Status Registry::get_fraction(int device, double& fraction) {
   Lock lock(mutex_);
   if (!configured_) configure_from_environment();
   DeviceHeap* open = open_heap(device);
-  fraction = open != nullptr ? open->fraction() : fractions_[device] >= 0 ? fractions_[device] : config_.options().memory_fraction;
+  fraction = open != nullptr           ? open->fraction()
+             : fractions_[device] >= 0 ? fractions_[device]
+                                       : config_.options().memory_fraction;
   return kOk;
 }
 

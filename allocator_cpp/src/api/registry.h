@@ -32,7 +32,9 @@ class Registry {
   // The heap of `device`, opened on first use; null with the reason in last_error() and `status`.
   DeviceHeap* heap(int device, Status& status);
   // The heap if it is open, else null.
-  DeviceHeap* open_heap(int device) const { return device >= 0 && device < kMostDevices ? heaps_[device].load(std::memory_order_acquire) : nullptr; }
+  DeviceHeap* open_heap(int device) const {
+    return device >= 0 && device < kMostDevices ? heaps_[device].load(std::memory_order_acquire) : nullptr;
+  }
   std::vector<DeviceHeap*> open_heaps() const;
 
   Ladder& ladder() { return *ladder_; }

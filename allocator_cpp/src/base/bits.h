@@ -9,7 +9,9 @@ constexpr size_t kKiB = size_t{1} << 10;
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kGiB = size_t{1} << 30;
 
-constexpr uint64_t align_up(uint64_t value, uint64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
 constexpr uint64_t align_down(uint64_t value, uint64_t alignment) { return value / alignment * alignment; }
 
 // Index of the lowest / highest set bit; `value` is not 0.

@@ -6,11 +6,11 @@
 #ifdef NDEBUG
 #define PYALLOC_ASSERT(condition) ((void)0)
 #else
-#define PYALLOC_ASSERT(condition)                                                                             \
-  do {                                                                                                        \
-    if (!(condition)) {                                                                                       \
-      std::fprintf(stderr, "pyalloc: assertion failed at %s:%d: %s\n", __FILE__, __LINE__, #condition);       \
-      std::abort();                                                                                           \
-    }                                                                                                         \
+#define PYALLOC_ASSERT(condition)                                                                       \
+  do {                                                                                                  \
+    if (!(condition)) {                                                                                 \
+      std::fprintf(stderr, "pyalloc: assertion failed at %s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                                     \
+    }                                                                                                   \
   } while (0)
 #endif

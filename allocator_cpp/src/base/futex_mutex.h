@@ -40,10 +40,13 @@ class FutexMutex {
 #endif
     }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (!try_lock()) ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&taken_), FUTEX_WAIT_PRIVATE, 1, &kNap, nullptr, 0);
+    while (!try_lock())
+      ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&taken_), FUTEX_WAIT_PRIVATE, 1, &kNap, nullptr, 0);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
-  __attribute__((noinline)) void wake_one() { ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&taken_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+  __attribute__((noinline)) void wake_one() {
+    ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&taken_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  }
 
   std::atomic<uint32_t> taken_{0};
   std::atomic<uint32_t> sleepers_{0};

@@ -25,11 +25,13 @@ class LazyArray {
   // False when the host has no address space left.
   bool create(size_t count) {
     PYALLOC_ASSERT(data_ == nullptr);
-    void* memory = ::mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        ::mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return false;
     // Large books in full use are read at random: huge pages spare the address translation. The first part stays in small pages, so
     // that books in little use cost little.
-    if (count * sizeof(T) > kSmallPart) ::madvise(static_cast<char*>(memory) + kSmallPart, count * sizeof(T) - kSmallPart, MADV_HUGEPAGE);
+    if (count * sizeof(T) > kSmallPart)
+      ::madvise(static_cast<char*>(memory) + kSmallPart, count * sizeof(T) - kSmallPart, MADV_HUGEPAGE);
     data_ = static_cast<T*>(memory);
     count_ = count;
     return true;

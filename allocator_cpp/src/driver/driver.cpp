@@ -27,7 +27,8 @@ using GetProcAddress = cuda::Result (*)(const char*, void**, int, unsigned long 
 void* find_symbol(void* library, GetProcAddress get, const char* symbol, int version) {
   void* address = nullptr;
   int found = 0;
-  if (get != nullptr && get(symbol, &address, version, 0, &found) == cuda::kSuccess && address != nullptr) return address;
+  if (get != nullptr && get(symbol, &address, version, 0, &found) == cuda::kSuccess && address != nullptr)
+    return address;
   // Drivers before 11.3 have no cuGetProcAddress; there the newest binding of a symbol is its _v2.
   if (get == nullptr && version >= 3020) {
     if (void* newer = ::dlsym(library, (std::string(symbol) + "_v2").c_str())) return newer;
@@ -45,16 +46,18 @@ void resolve_once(Resolved& to) {
   void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* why = ::dlerror();
-    refuse(to, PYALLOC_NO_DRIVER, std::string("no NVIDIA driver: ") + (why != nullptr ? why : "libcuda.so.1 not found") +
-                                      "; install the driver, or run under python -m pyalloc.simgpu");
+    refuse(to, PYALLOC_NO_DRIVER,
+           std::string("no NVIDIA driver: ") + (why != nullptr ? why : "libcuda.so.1 not found") +
+               "; install the driver, or run under python -m pyalloc.simgpu");
     return;
   }
   auto get = reinterpret_cast<GetProcAddress>(::dlsym(library, "cuGetProcAddress_v2"));
   DriverTable& table = to.table;
-#define DRIVER_CALL(field, symbol, version, arguments)                                      \
+#define DRIVER_CALL(field, symbol, version, arguments)                                                \
   table.field = reinterpret_cast<decltype(table.field)>(find_symbol(library, get, #symbol, version)); \
   if (table.field == nullptr) to.facts.missing += to.facts.missing.empty() ? #symbol : " " #symbol;
-#define OPTIONAL_CALL(field, symbol, version, arguments) table.field = reinterpret_cast<decltype(table.field)>(find_symbol(library, get, #symbol, version));
+#define OPTIONAL_CALL(field, symbol, version, arguments) \
+  table.field = reinterpret_cast<decltype(table.field)>(find_symbol(library, get, #symbol, version));
 #define ORACLE_CALL(field, symbol, arguments)
 #include "driver/driver_calls.def"
 #undef DRIVER_CALL
@@ -66,7 +69,8 @@ void resolve_once(Resolved& to) {
   if (oracle_enabled != nullptr && oracle_enabled() != 0) {
 #define DRIVER_CALL(field, symbol, version, arguments)
 #define OPTIONAL_CALL(field, symbol, version, arguments)
-#define ORACLE_CALL(field, symbol, arguments) table.field = reinterpret_cast<decltype(table.field)>(::dlsym(library, #symbol));
+#define ORACLE_CALL(field, symbol, arguments) \
+  table.field = reinterpret_cast<decltype(table.field)>(::dlsym(library, #symbol));
 #include "driver/driver_calls.def"
 #undef DRIVER_CALL
 #undef OPTIONAL_CALL
@@ -74,17 +78,21 @@ void resolve_once(Resolved& to) {
   }
 
   Dl_info where{};
-  if (table.driver_version != nullptr && ::dladdr(reinterpret_cast<void*>(table.driver_version), &where) != 0 && where.dli_fname != nullptr) {
+  if (table.driver_version != nullptr && ::dladdr(reinterpret_cast<void*>(table.driver_version), &where) != 0 &&
+      where.dli_fname != nullptr) {
     to.facts.library = where.dli_fname;
   } else {
     to.facts.library = "libcuda.so.1";
   }
   if (table.driver_version != nullptr) table.driver_version(&to.facts.version);
   if (!to.facts.missing.empty()) {
-    refuse(to, PYALLOC_NO_DRIVER, "the NVIDIA driver at " + to.facts.library + " lacks " + to.facts.missing + "; a driver for CUDA 11.0 or newer has them");
+    refuse(to, PYALLOC_NO_DRIVER,
+           "the NVIDIA driver at " + to.facts.library + " lacks " + to.facts.missing +
+               "; a driver for CUDA 11.0 or newer has them");
   } else if (to.facts.version < kOldestDriver) {
-    refuse(to, PYALLOC_NO_DRIVER, "the NVIDIA driver supports CUDA " + std::to_string(to.facts.version / 1000) + "." +
-                                      std::to_string(to.facts.version % 1000 / 10) + "; pyalloc needs one for CUDA 11.0 or newer");
+    refuse(to, PYALLOC_NO_DRIVER,
+           "the NVIDIA driver supports CUDA " + std::to_string(to.facts.version / 1000) + "." +
+               std::to_string(to.facts.version % 1000 / 10) + "; pyalloc needs one for CUDA 11.0 or newer");
   }
 }
 
@@ -103,7 +111,8 @@ const DriverFacts& driver_facts() { return resolved().facts; }
 const char* driver_error_name(cuda::Result error) {
   static thread_local char number[32];
   const char* name = nullptr;
-  if (driver().error_name != nullptr && driver().error_name(error, &name) == cuda::kSuccess && name != nullptr) return name;
+  if (driver().error_name != nullptr && driver().error_name(error, &name) == cuda::kSuccess && name != nullptr)
+    return name;
   std::snprintf(number, sizeof number, "error %d", static_cast<int>(error));
   return number;
 }

@@ -25,7 +25,8 @@ BlockCounters::Lane& BlockCounters::add_lane(RankedMutex& guard) {
 BlockCounters::Sums BlockCounters::sums() {
   Sums now{};
   for (int kind = 0; kind < kKinds; ++kind) {
-    each_lane([&](const Lane& lane) { now.live[kind] += lane.counters.handed_out[kind] - lane.counters.taken_back[kind]; });
+    each_lane(
+        [&](const Lane& lane) { now.live[kind] += lane.counters.handed_out[kind] - lane.counters.taken_back[kind]; });
     now.active_blocks[kind] = now.live[kind].blocks + pending_blocks_[kind].load(std::memory_order_relaxed);
     now.active_bytes[kind] = now.live[kind].bytes + pending_bytes_[kind].load(std::memory_order_relaxed);
     now.live[kKinds] += now.live[kind];
@@ -38,17 +39,19 @@ BlockCounters::Sums BlockCounters::sums() {
 void BlockCounters::raise_peaks(const Sums& now) {
   for (int kind = 0; kind <= kKinds; ++kind) {
     Usage& live = peaks_.live[kind];
-    live = {std::max(live.blocks, now.live[kind].blocks), std::max(live.bytes, now.live[kind].bytes), std::max(live.requested, now.live[kind].requested)};
+    live = {std::max(live.blocks, now.live[kind].blocks), std::max(live.bytes, now.live[kind].bytes),
+            std::max(live.requested, now.live[kind].requested)};
     peaks_.active_blocks[kind] = std::max(peaks_.active_blocks[kind], now.active_blocks[kind]);
     peaks_.active_bytes[kind] = std::max(peaks_.active_bytes[kind], now.active_bytes[kind]);
   }
-  if (now.live[kKinds].requested > live_high_water()) live_high_water_.store(now.live[kKinds].requested, std::memory_order_relaxed);
+  if (now.live[kKinds].requested > live_high_water())
+    live_high_water_.store(now.live[kKinds].requested, std::memory_order_relaxed);
 }
 
 void BlockCounters::deal_credit(const Sums& now, Lane* first) {
   auto slack_of = [&](int kind) {
-    return least(peaks_.live[kind] - now.live[kind],
-                 {peaks_.active_blocks[kind] - now.active_blocks[kind], peaks_.active_bytes[kind] - now.active_bytes[kind], INT64_MAX});
+    return least(peaks_.live[kind] - now.live[kind], {peaks_.active_blocks[kind] - now.active_blocks[kind],
+                                                      peaks_.active_bytes[kind] - now.active_bytes[kind], INT64_MAX});
   };
   Usage shared = share(slack_of(kKinds), kKinds);  // each kind may use its part of the whole device's slack
   auto others = static_cast<int64_t>(lanes_.size()) + (first != nullptr ? 0 : 1);
@@ -100,11 +103,13 @@ BlockCounters::Totals BlockCounters::totals() {
         history[to].freed += freed;
       }
     };
-    int64_t pending_blocks = now.active_blocks[kind] - now.live[kind].blocks, pending_bytes = now.active_bytes[kind] - now.live[kind].bytes;
+    int64_t pending_blocks = now.active_blocks[kind] - now.live[kind].blocks,
+            pending_bytes = now.active_bytes[kind] - now.live[kind].bytes;
     add(totals.blocks, now.live[kind].blocks, out.blocks, back.blocks);
     add(totals.bytes, now.live[kind].bytes, out.bytes, back.bytes);
     add(totals.requested, now.live[kind].requested, out.requested, back.requested);
-    add(totals.active_blocks, now.active_blocks[kind], out.blocks, back.blocks - pending_blocks + base_pending_blocks_[kind]);
+    add(totals.active_blocks, now.active_blocks[kind], out.blocks,
+        back.blocks - pending_blocks + base_pending_blocks_[kind]);
     add(totals.active_bytes, now.active_bytes[kind], out.bytes, back.bytes - pending_bytes + base_pending_bytes_[kind]);
   }
   for (int kind = 0; kind <= kKinds; ++kind) {

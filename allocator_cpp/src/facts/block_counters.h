@@ -53,7 +53,8 @@ class BlockCounters {
   };
   // Sums over lanes; index kKinds is both kinds together.
   struct Totals {
-    History blocks[kKinds + 1], bytes[kKinds + 1], requested[kKinds + 1], active_blocks[kKinds + 1], active_bytes[kKinds + 1];
+    History blocks[kKinds + 1], bytes[kKinds + 1], requested[kKinds + 1], active_blocks[kKinds + 1],
+        active_bytes[kKinds + 1];
   };
 
   explicit BlockCounters(RankedMutex& heap_mutex) : extents_(heap_mutex) {}

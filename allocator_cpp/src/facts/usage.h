@@ -24,8 +24,12 @@ struct Usage {
   friend Usage operator+(Usage a, const Usage& b) { return a += b; }
   friend Usage operator-(Usage a, const Usage& b) { return a -= b; }
   // True when every number of `other` fits into this one.
-  bool covers(const Usage& other) const { return blocks >= other.blocks && bytes >= other.bytes && requested >= other.requested; }
-  friend bool operator==(const Usage& a, const Usage& b) { return a.blocks == b.blocks && a.bytes == b.bytes && a.requested == b.requested; }
+  bool covers(const Usage& other) const {
+    return blocks >= other.blocks && bytes >= other.bytes && requested >= other.requested;
+  }
+  friend bool operator==(const Usage& a, const Usage& b) {
+    return a.blocks == b.blocks && a.bytes == b.bytes && a.requested == b.requested;
+  }
 };
 
 // torch's two kinds of block: up to 1 MiB, and larger.

@@ -14,33 +14,38 @@ constexpr int64_t kBudgetFloor = 4;  // granules a heap may always create: the f
 
 }  // namespace
 
-Backing::Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks, Counters& counters)
+Backing::Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks,
+                 Counters& counters)
     : clocks_(clocks), blocks_(blocks), counters_(counters), granules_(device, granule_bytes, counters) {
   access_.push_back({{cuda::kLocationDevice, device}, cuda::kAccessReadWrite});
 }
 
 // Nothing is later than a stream's last free, so a stamp that others pushed beyond it asks no more of it than that.
 bool Backing::finished(uint64_t users, uint64_t stamp) const {
-  return each_stream(users, clocks_.end(), [&](StreamIndex user) { return clocks_.passed(user, std::min(stamp, clocks_.last_free(user))); });
+  return each_stream(users, clocks_.end(),
+                     [&](StreamIndex user) { return clocks_.passed(user, std::min(stamp, clocks_.last_free(user))); });
 }
 
 bool Backing::could_order(StreamIndex stream, uint64_t users, uint64_t stamp) const {
   return each_stream(users, clocks_.end(), [&](StreamIndex user) {
     uint64_t position = std::min(stamp, clocks_.last_free(user));
-    return clocks_.ordered(stream, user, position) || (policy_.cross_stream_wait && clocks_.can_wait(stream, user, position));
+    return clocks_.ordered(stream, user, position) ||
+           (policy_.cross_stream_wait && clocks_.can_wait(stream, user, position));
   });
 }
 
 bool Backing::order_after(StreamIndex stream, uint64_t users, uint64_t stamp) {
   return each_stream(users, clocks_.end(), [&](StreamIndex user) {
     uint64_t position = std::min(stamp, clocks_.last_free(user));
-    return clocks_.ordered(stream, user, position) || (policy_.cross_stream_wait && clocks_.wait(stream, user, position));
+    return clocks_.ordered(stream, user, position) ||
+           (policy_.cross_stream_wait && clocks_.wait(stream, user, position));
   });
 }
 
 Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const {
   Cost cost;
-  auto first = static_cast<uint32_t>(offset / space.granule_bytes()), last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
+  auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
+       last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
   for (uint32_t index = first; index <= last; ++index) {
     const Slot& slot = space.slot(index);
     if (slot.handle == 0) {
@@ -71,7 +76,9 @@ uint64_t Backing::limit_bytes() const {
   return policy_.limit_bytes != 0 ? std::min(policy_.limit_bytes, fraction) : fraction;
 }
 
-bool Backing::affordable(int64_t missing) const { return missing <= granules_.on_shelf() + std::max<int64_t>(0, budget_granules(missing) - granules_.held()); }
+bool Backing::affordable(int64_t missing) const {
+  return missing <= granules_.on_shelf() + std::max<int64_t>(0, budget_granules(missing) - granules_.held());
+}
 
 // The longest idle granule that `stream` may have, from `next` on in the idle list; 0 when there is none.
 HandleId Backing::steal(StreamIndex stream, HandleId& next) {
@@ -81,7 +88,8 @@ HandleId Backing::steal(StreamIndex stream, HandleId& next) {
     const Granule& granule = granules_.granule(id);
     const Slot& slot = spaces_[granule.space]->slot(granule.slot);
     if (slot.pinned) continue;
-    if (!order_after(stream, slot.users, slot.stamp) || !order_after(stream, slot.inherited, slot.inherited_stamp)) continue;
+    if (!order_after(stream, slot.users, slot.stamp) || !order_after(stream, slot.inherited, slot.inherited_stamp))
+      continue;
     granules_.set_busy(id);
     return id;
   }
@@ -93,7 +101,8 @@ Status Backing::find(const std::vector<uint32_t>& missing, StreamIndex stream, s
   bool limited = limit_bytes() < policy_.device_total;
   auto needed = static_cast<int64_t>(missing.size());
   const char* too_little = limited ? "the limit set for pyalloc is reached" : "the device's memory is used up";
-  if (needed > granules_.on_shelf() + granules_.idle() + std::max<int64_t>(0, limit - granules_.held())) {  // hopeless: spare the driver
+  if (needed > granules_.on_shelf() + granules_.idle() +
+                   std::max<int64_t>(0, limit - granules_.held())) {  // hopeless: spare the driver
     refused_by_limit_ = limited;
     return fail(PYALLOC_OUT_OF_MEMORY, "%s", too_little);
   }
@@ -182,7 +191,8 @@ void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) 
 }
 
 Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) {
-  auto first = static_cast<uint32_t>(offset / space.granule_bytes()), last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
+  auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
+       last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
   std::vector<uint32_t> missing;
   for (uint32_t index = first; index <= last; ++index) {
     Slot& slot = space.slot(index);
@@ -200,7 +210,8 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     PYALLOC_ASSERT(!slot.stale);
     if (slot.inherited == 0) continue;
     ordered = order_after(stream, slot.inherited, slot.inherited_stamp);
-    if (ordered && (space.one_stream || finished(slot.inherited, slot.inherited_stamp))) slot.inherited = slot.inherited_stamp = 0;
+    if (ordered && (space.one_stream || finished(slot.inherited, slot.inherited_stamp)))
+      slot.inherited = slot.inherited_stamp = 0;
   }
   Status status = ordered ? kOk : fail(PYALLOC_OUT_OF_MEMORY, "memory there is still in use by another stream");
   std::vector<Found> found;
@@ -230,7 +241,8 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
 }
 
 void Backing::uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex user, uint64_t position) {
-  auto first = static_cast<uint32_t>(offset / space.granule_bytes()), last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
+  auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
+       last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
   uint64_t bit = stream_bit(user);
   for (uint32_t index = first; index <= last; ++index) {
     Slot& slot = space.slot(index);
@@ -250,7 +262,8 @@ Status Backing::add_peer(int peer) {
       while (end < space->highest_used() && space->slot(end).handle != 0) ++end;
       if (end > first) {
         // Access already given on failure stays: it lets the peer read what it asked to read, and the next call completes it.
-        cuda::Result result = driver().set_access(space->address(first), uint64_t{end - first} * space->granule_bytes(), &access, 1);
+        cuda::Result result =
+            driver().set_access(space->address(first), uint64_t{end - first} * space->granule_bytes(), &access, 1);
         if (result != cuda::kSuccess) return driver_failure("cuMemSetAccess", result, "giving a peer device access");
       }
       first = end + 1;
@@ -273,11 +286,14 @@ size_t Backing::undo_stale(size_t most, bool wait) {
       clocks_.poll(stream);
     }
   }
-  std::sort(stale_.begin(), stale_.end(), [](const Stale& a, const Stale& b) { return a.space != b.space ? a.space->id() < b.space->id() : a.slot < b.slot; });
+  std::sort(stale_.begin(), stale_.end(), [](const Stale& a, const Stale& b) {
+    return a.space != b.space ? a.space->id() < b.space->id() : a.slot < b.slot;
+  });
   std::vector<Stale> left;
   for (size_t i = 0; i < stale_.size();) {
     size_t end = i;
-    while (end < stale_.size() && most > 0 && stale_[end].space == stale_[i].space && stale_[end].slot == stale_[i].slot + (end - i) && finished(stale_[end].users, stale_[end].stamp)) {
+    while (end < stale_.size() && most > 0 && stale_[end].space == stale_[i].space &&
+           stale_[end].slot == stale_[i].slot + (end - i) && finished(stale_[end].users, stale_[end].stamp)) {
       ++end;
       --most;
     }
@@ -321,7 +337,9 @@ uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
   for (size_t i = 0; i < due.size();) {
     AddressSpace& space = *spaces_[granules_.granule(due[i].handle).space];
     size_t end = i + 1;
-    while (end < due.size() && granules_.granule(due[end].handle).space == space.id() && due[end].slot == due[end - 1].slot + 1) ++end;
+    while (end < due.size() && granules_.granule(due[end].handle).space == space.id() &&
+           due[end].slot == due[end - 1].slot + 1)
+      ++end;
     if (unmap_run(space, due[i].slot, static_cast<uint32_t>(end - i), counters_) == kOk) {
       for (size_t j = i; j < end; ++j) {
         space.set_unmapped(due[j].slot);
@@ -338,7 +356,8 @@ uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
 void Backing::close() {
   // A refusal may be passing, so everything is offered twice.
   auto unmap = [&](AddressSpace& space, uint32_t slot) {
-    if (unmap_run(space, slot, 1, counters_) != kOk && unmap_run(space, slot, 1, counters_) != kOk) space.leave_reservation();
+    if (unmap_run(space, slot, 1, counters_) != kOk && unmap_run(space, slot, 1, counters_) != kOk)
+      space.leave_reservation();
   };
   for (const Stale& one : stale_) unmap(*one.space, one.slot);
   stale_.clear();
@@ -354,7 +373,8 @@ void Backing::close() {
       granules_.release(id);
     }
   }
-  for (int64_t tries = 2 * granules_.on_shelf(); tries > 0 && granules_.on_shelf() > 0; --tries) granules_.release(granules_.take_from_shelf());
+  for (int64_t tries = 2 * granules_.on_shelf(); tries > 0 && granules_.on_shelf() > 0; --tries)
+    granules_.release(granules_.take_from_shelf());
 }
 
 bool Backing::validate(std::string& reason) const {
@@ -365,7 +385,8 @@ bool Backing::validate(std::string& reason) const {
     mapped += space->mapped_slots();
     for (uint32_t index = 0; index < space->highest_used(); ++index) stale += space->slot(index).stale;
   }
-  if (mapped + granules_.on_shelf() != granules_.held()) return reason = "backing: mapped and shelved granules are not all that are held", false;
+  if (mapped + granules_.on_shelf() != granules_.held())
+    return reason = "backing: mapped and shelved granules are not all that are held", false;
   // A stuck slot may lie above everything that was ever mapped, so the list can be longer than what was counted.
   if (stale > static_cast<int64_t>(stale_.size())) return reason = "backing: a stale slot is on no list", false;
   return true;

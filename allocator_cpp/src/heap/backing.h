@@ -103,7 +103,7 @@ class Backing {
   Counters& counters_;
   BackingPolicy policy_;
   Granules granules_;
-  std::vector<AddressSpace*> spaces_;  // by id
+  std::vector<AddressSpace*> spaces_;     // by id
   std::vector<cuda::AccessDesc> access_;  // every device that may use our mappings: the own one first
   std::vector<Stale> stale_;
   bool refused_by_limit_ = false;

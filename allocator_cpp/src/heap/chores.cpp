@@ -90,7 +90,8 @@ bool DeviceHeap::has_chores() {
 }
 
 Status DeviceHeap::set_fraction(double fraction) {
-  if (!(fraction >= 0.0 && fraction <= 1.0)) return fail(PYALLOC_INVALID_ARGUMENT, "memory fraction %g; expected 0 to 1", fraction);
+  if (!(fraction >= 0.0 && fraction <= 1.0))
+    return fail(PYALLOC_INVALID_ARGUMENT, "memory fraction %g; expected 0 to 1", fraction);
   Lock lock(mutex_);
   backing_.policy().fraction = fraction;
   fraction_.store(fraction, std::memory_order_relaxed);

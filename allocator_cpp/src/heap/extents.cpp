@@ -138,7 +138,9 @@ NodeId Extents::take(NodeId id, uint32_t start, uint32_t length, RangeState stat
 
 // Joins free range `id` (not in a bin) with free neighbours of the same owner; returns the range that remains, not in a bin.
 NodeId Extents::join(NodeId id) {
-  auto same = [&](NodeId other) { return other != kNoNode && ranges_[other].state == RangeState::kFree && ranges_[other].owner == ranges_[id].owner; };
+  auto same = [&](NodeId other) {
+    return other != kNoNode && ranges_[other].state == RangeState::kFree && ranges_[other].owner == ranges_[id].owner;
+  };
   NodeId previous = ranges_[id].previous;
   if (same(previous)) {
     remove(previous);
@@ -199,7 +201,8 @@ size_t Extents::metadata_bytes() const { return ranges_.capacity() * sizeof(Rang
 bool Extents::validate(std::string& reason) const {
   auto broken = [&](const char* what, NodeId id) {
     const Range& one = ranges_[id];
-    reason = std::string("extents: ") + what + " at range " + std::to_string(id) + " [" + std::to_string(one.start) + ", +" + std::to_string(one.length) + ")";
+    reason = std::string("extents: ") + what + " at range " + std::to_string(id) + " [" + std::to_string(one.start) +
+             ", +" + std::to_string(one.length) + ")";
     return false;
   };
   uint64_t position = 0;
@@ -212,7 +215,8 @@ bool Extents::validate(std::string& reason) const {
     if (one.previous != previous) return broken("wrong neighbour", id);
     if (one.state == RangeState::kFree) {
       ++free_seen;
-      if (previous != kNoNode && ranges_[previous].state == RangeState::kFree && ranges_[previous].owner == one.owner) return broken("neighbours not joined", id);
+      if (previous != kNoNode && ranges_[previous].state == RangeState::kFree && ranges_[previous].owner == one.owner)
+        return broken("neighbours not joined", id);
       if (one.owner == kClean && one.stamp != 0) return broken("clean range with a stamp", id);
       int bin = bin_of(one.length);
       bool head = bins_[one.owner].head[bin] == id;
@@ -230,15 +234,18 @@ bool Extents::validate(std::string& reason) const {
   for (size_t owner = 0; owner < bins_.size(); ++owner) {
     for (int bin = 0; bin < kBins; ++bin) {
       bool marked = (bins_[owner].used[bin / 64] >> (bin % 64)) & 1;
-      if (marked != (bins_[owner].head[bin] != kNoNode)) return broken("bitmap disagrees with its list", bins_[owner].head[bin]);
+      if (marked != (bins_[owner].head[bin] != kNoNode))
+        return broken("bitmap disagrees with its list", bins_[owner].head[bin]);
       for (NodeId id = bins_[owner].head[bin]; id != kNoNode; id = ranges_[id].bin_next) {
         ++binned;
-        if (ranges_[id].state != RangeState::kFree || ranges_[id].owner != owner || bin_of(ranges_[id].length) != bin) return broken("wrong range in a bin", id);
+        if (ranges_[id].state != RangeState::kFree || ranges_[id].owner != owner || bin_of(ranges_[id].length) != bin)
+          return broken("wrong range in a bin", id);
         if (binned > free_seen) return broken("more ranges in bins than free", id);
       }
     }
   }
-  if (binned != free_seen || free_seen != free_ranges_ || live_seen != live_ranges_) return broken("counts disagree", first_);
+  if (binned != free_seen || free_seen != free_ranges_ || live_seen != live_ranges_)
+    return broken("counts disagree", first_);
   return true;
 }
 

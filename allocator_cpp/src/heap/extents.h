@@ -25,12 +25,13 @@ enum class RangeState : uint8_t { kUnused, kFree, kLive, kSlab, kPending };
 
 struct Range {
   uint32_t start = 0, length = 0;
-  NodeId previous = kNoNode, next = kNoNode;          // neighbours by address
-  NodeId bin_previous = kNoNode, bin_next = kNoNode;  // free ranges: neighbours in the bin; live ranges: bin_next links unused nodes
-  uint64_t stamp = 0;                                 // free: the owner's work up to here may use it
-  uint64_t requested = 0;                             // live: bytes asked
-  uint16_t owner = kClean;                            // free: stream that freed it; live: stream it was allocated on
-  bool recorded = false;                              // live: also used on other streams (record_stream)
+  NodeId previous = kNoNode, next = kNoNode;  // neighbours by address
+  NodeId bin_previous = kNoNode,
+         bin_next = kNoNode;  // free ranges: neighbours in the bin; live ranges: bin_next links unused nodes
+  uint64_t stamp = 0;         // free: the owner's work up to here may use it
+  uint64_t requested = 0;     // live: bytes asked
+  uint16_t owner = kClean;    // free: stream that freed it; live: stream it was allocated on
+  bool recorded = false;      // live: also used on other streams (record_stream)
   RangeState state = RangeState::kUnused;
 };
 
@@ -41,7 +42,9 @@ class Extents {
   uint32_t units() const { return units_; }
   const Range& range(NodeId id) const { return ranges_[id]; }
   Range& range(NodeId id) { return ranges_[id]; }
-  bool is_range(NodeId id) const { return id != kNoNode && id < ranges_.size() && ranges_[id].state != RangeState::kUnused; }
+  bool is_range(NodeId id) const {
+    return id != kNoNode && id < ranges_.size() && ranges_[id].state != RangeState::kUnused;
+  }
 
   // Free ranges of `owner` with at least `length` units, in growing size bins, at most `limit` of them are offered to `offer(id)`;
   // ranges of the lowest bin may be too short and are skipped (counted against the limit eight times less).

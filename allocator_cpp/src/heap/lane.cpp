@@ -6,14 +6,20 @@
 namespace pyalloc {
 
 Lane::Lane(DeviceHeap& heap, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned)
-    : heap_(heap), block_counters_(counters), stream_(stream), index_(index), owned_(owned), counters_(counters.add_lane(mutex_)) {}
+    : heap_(heap),
+      block_counters_(counters),
+      stream_(stream),
+      index_(index),
+      owned_(owned),
+      counters_(counters.add_lane(mutex_)) {}
 
 Status Lane::allocate(size_t bytes, void** pointer) {
   if (bytes <= kLargestSmall) return allocate_slot(size_class(bytes), bytes, pointer);
   if (bytes <= kLargestMiddle) {
     int index = size_class(bytes);
     // Read without the lock: a guess that is off costs a slab more or less.
-    if (__atomic_load_n(&live_[index], __ATOMIC_RELAXED) >= kSlabsFrom * static_cast<int>(slab_slots(index))) return allocate_slot(index, bytes, pointer);
+    if (__atomic_load_n(&live_[index], __ATOMIC_RELAXED) >= kSlabsFrom * static_cast<int>(slab_slots(index)))
+      return allocate_slot(index, bytes, pointer);
   }
   return allocate_extent(bytes, pointer);
 }
@@ -41,7 +47,8 @@ void Lane::unlist(Slab& slab) {
 
 Status Lane::add_slab(int index) {
   NodeId id = kNoNode;
-  Status status = take_extent(static_cast<uint32_t>(slab_bytes(index) / kUnit), Space::kFineCell / kUnit, RangeState::kSlab, 0, id);
+  Status status =
+      take_extent(static_cast<uint32_t>(slab_bytes(index) / kUnit), Space::kFineCell / kUnit, RangeState::kSlab, 0, id);
   if (status != kOk) return status;
   list(space_->add_slab(id, index));
   return kOk;
@@ -86,7 +93,8 @@ void Lane::slot_became_free(Slab& slab, unsigned slot) {
   if (!slab.listed) list(slab);
   if (slab.free_slots < slab.slots) return;
   bool only_one = with_room_[slab.size_class] == &slab && slab.next == nullptr;
-  if (only_one && owned_ && slab.size_class < kSmallClasses) return;  // a stream that may be destroyed keeps nothing: its event must be recorded now
+  if (only_one && owned_ && slab.size_class < kSmallClasses)
+    return;  // a stream that may be destroyed keeps nothing: its event must be recorded now
   unlist(slab);
   free_slab(slab);
 }
@@ -177,11 +185,14 @@ bool Lane::validate(std::string& reason) {
   for (int index = 0; index < kSizeClasses; ++index) {
     const Slab* previous = nullptr;
     for (const Slab* slab = with_room_[index]; slab != nullptr; slab = slab->next) {
-      if (slab->size_class != index || !slab->listed || slab->previous != previous) return reason = "lane: its list of slabs is broken", false;
+      if (slab->size_class != index || !slab->listed || slab->previous != previous)
+        return reason = "lane: its list of slabs is broken", false;
       int free_seen = __builtin_popcountll(slab->free_bits[0]) + __builtin_popcountll(slab->free_bits[1]);
-      if (free_seen != slab->free_slots || free_seen == 0) return reason = "lane: a slab miscounts its free slots", false;
+      if (free_seen != slab->free_slots || free_seen == 0)
+        return reason = "lane: a slab miscounts its free slots", false;
       for (int word = 0; word < 2; ++word) {
-        if ((slab->free_bits[word] & (slab->pending_bits[word] | slab->recorded_bits[word])) != 0) return reason = "lane: a free slot is marked as in use", false;
+        if ((slab->free_bits[word] & (slab->pending_bits[word] | slab->recorded_bits[word])) != 0)
+          return reason = "lane: a free slot is marked as in use", false;
       }
       previous = slab;
     }

@@ -41,7 +41,9 @@ class Lane {
   void set_space(std::unique_ptr<Space> space) { space_ = std::move(space); }
   // With the lane's lock held.
   bool validate(std::string& reason);
-  size_t metadata_bytes() const { return sizeof *this + (space_ != nullptr ? space_->slab_records() * sizeof(Slab) : 0); }
+  size_t metadata_bytes() const {
+    return sizeof *this + (space_ != nullptr ? space_->slab_records() * sizeof(Slab) : 0);
+  }
 
  private:
   Status allocate_slot(int size_class, size_t bytes, void** pointer);
@@ -53,7 +55,9 @@ class Lane {
   void free_slab(Slab& slab);
 
   static constexpr int kSlabsFrom = 2;  // slabs' worth of live blocks from which a middle class has slabs
-  void count_live(int size_class, int by) { __atomic_store_n(&live_[size_class], live_[size_class] + by, __ATOMIC_RELAXED); }
+  void count_live(int size_class, int by) {
+    __atomic_store_n(&live_[size_class], live_[size_class] + by, __ATOMIC_RELAXED);
+  }
   void forget_extent(const Range& range);
 
   Status allocate_extent(size_t bytes, void** pointer);

@@ -32,7 +32,8 @@ Status Lane::take_extent(uint32_t units, uint32_t alignment, RangeState state, u
       AddressSpace& memory = space_->memory();
       uint64_t offset = uint64_t{start} * kUnit;
       auto last = static_cast<uint32_t>((offset + uint64_t{units} * kUnit - 1) / memory.granule_bytes());
-      for (auto index = static_cast<uint32_t>(offset / memory.granule_bytes()); index <= last; ++index) ++memory.slot(index).live;
+      for (auto index = static_cast<uint32_t>(offset / memory.granule_bytes()); index <= last; ++index)
+        ++memory.slot(index).live;
       return kOk;
     }
   }
@@ -46,7 +47,8 @@ void Lane::give_extent(NodeId id) {
     AddressSpace& memory = space_->memory();
     uint64_t offset = uint64_t{range.start} * kUnit;
     auto last = static_cast<uint32_t>((offset + uint64_t{range.length} * kUnit - 1) / memory.granule_bytes());
-    for (auto index = static_cast<uint32_t>(offset / memory.granule_bytes()); index <= last; ++index) --memory.slot(index).live;
+    for (auto index = static_cast<uint32_t>(offset / memory.granule_bytes()); index <= last; ++index)
+      --memory.slot(index).live;
   } else {
     heap_.uncommit_in_lane(*this, range);
   }

@@ -13,7 +13,8 @@ constexpr int kSlotBudget = 8192, kMostCandidates = 32, kFewestCandidates = 4;
 
 }  // namespace
 
-void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice) {
+void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream,
+                                Choice& choice) {
   const Range& range = space.extents().range(id);
   auto low = static_cast<uint32_t>(align_up(range.start, alignment));
   uint64_t end = uint64_t{range.start} + range.length;
@@ -27,7 +28,8 @@ void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_
   }
 }
 
-void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner, Choice& choice) {
+void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner,
+                          Choice& choice) {
   auto slots = static_cast<int>(uint64_t{units} * kUnit / granule_bytes_) + 1;
   int limit = std::clamp(kSlotBudget / slots, kFewestCandidates, kMostCandidates);
   space.extents().fitting(owner, units, limit, [&](NodeId id) {
@@ -37,7 +39,8 @@ void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, Stre
 }
 
 // Takes the range and puts memory behind it; on failure the range is as it was.
-Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed) {
+Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state,
+                       uint64_t requested, NodeId& placed) {
   uint16_t owner = space.extents().range(choice.range).owner;
   uint64_t stamp = space.extents().range(choice.range).stamp;
   placed = space.extents().take(choice.range, choice.start, units, state, stream, requested);
@@ -64,7 +67,8 @@ bool DeviceHeap::clean_finished(Space& space) {
   return others;
 }
 
-Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed) {
+Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state,
+                         uint64_t requested, NodeId& placed) {
   Extents& extents = space.extents();
   Choice choice;
   auto consider_own = [&] {
@@ -72,16 +76,19 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
     consider(space, units, alignment, stream, stream, choice);
     if (choice.score() != 0) consider(space, units, alignment, stream, kClean, choice);
     NodeId fresh = extents.last();
-    if (choice.score() != 0 && extents.range(fresh).state == RangeState::kFree && extents.range(fresh).owner == kClean) consider_range(space, fresh, units, alignment, stream, choice);
+    if (choice.score() != 0 && extents.range(fresh).state == RangeState::kFree && extents.range(fresh).owner == kClean)
+      consider_range(space, fresh, units, alignment, stream, choice);
   };
   if (!guard_) {
     consider_own();
-    if (choice.range != kNoNode && choice.cost.missing == 0 && !choice.cost.waits) return put(space, choice, units, stream, state, requested, placed);
+    if (choice.range != kNoNode && choice.cost.missing == 0 && !choice.cost.waits)
+      return put(space, choice, units, stream, state, requested, placed);
   }
 
   ContextScope context(context_);
   bool others = false;
-  for (StreamIndex other = 1; space.coarse() && other < clocks_.end(); ++other) others |= other != stream && extents.has_free(other);
+  for (StreamIndex other = 1; space.coarse() && other < clocks_.end(); ++other)
+    others |= other != stream && extents.has_free(other);
   if (others) {
     others = clean_finished(space);
     if (!guard_) consider_own();
@@ -113,7 +120,8 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
     backing_.undo_stale(SIZE_MAX, false);
     consider_own();
     if (choice.range == kNoNode) {
-      return fail(PYALLOC_OUT_OF_MEMORY, "the pool's %llu GiB of addresses are used up", static_cast<unsigned long long>(space.memory().bytes() / kGiB));
+      return fail(PYALLOC_OUT_OF_MEMORY, "the pool's %llu GiB of addresses are used up",
+                  static_cast<unsigned long long>(space.memory().bytes() / kGiB));
     }
   }
   // Granules are stolen only when their streams are known to be done, or can be waited for.
@@ -137,7 +145,8 @@ void DeviceHeap::release_coarse(NodeId id) {
 
 // --- for lanes: their spaces belong to one stream, so ranges there are clean and only granules matter ---
 
-Status DeviceHeap::place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& placed) {
+Status DeviceHeap::place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested,
+                                 NodeId& placed) {
   Lock lock(mutex_);
   Status status = place(*lane.space(), units, alignment, lane.index(), state, requested, placed);
   observe();
@@ -147,7 +156,8 @@ Status DeviceHeap::place_in_lane(Lane& lane, uint32_t units, uint32_t alignment,
 void DeviceHeap::uncommit_in_lane(Lane& lane, const Range& range) {
   Lock lock(mutex_);
   ContextScope scope(context_, !clocks_.owned(lane.index()));
-  backing_.uncommit(lane.space()->memory(), uint64_t{range.start} * kUnit, uint64_t{range.length} * kUnit, lane.index(), clocks_.free_position(lane.index()));
+  backing_.uncommit(lane.space()->memory(), uint64_t{range.start} * kUnit, uint64_t{range.length} * kUnit, lane.index(),
+                    clocks_.free_position(lane.index()));
 }
 
 }  // namespace pyalloc

@@ -14,10 +14,10 @@
 
 namespace pyalloc {
 
-constexpr size_t kUnit = 512;                   // alignment of every block, and the unit of extents
-constexpr size_t kLargestSmall = 16 * kKiB;     // requests up to this are always slots
-constexpr size_t kLargestMiddle = 256 * kKiB;   // requests up to this may be
-constexpr size_t kLargestFine = 1 * kMiB;       // larger ones live in the coarse space that all streams share
+constexpr size_t kUnit = 512;                  // alignment of every block, and the unit of extents
+constexpr size_t kLargestSmall = 16 * kKiB;    // requests up to this are always slots
+constexpr size_t kLargestMiddle = 256 * kKiB;  // requests up to this may be
+constexpr size_t kLargestFine = 1 * kMiB;      // larger ones live in the coarse space that all streams share
 constexpr int kSmallClasses = 24, kMiddleClasses = 64, kSizeClasses = kSmallClasses + kMiddleClasses;
 constexpr size_t kSlabSlots = 128;  // at most, so that two words are a slab's bitmap
 

@@ -62,7 +62,8 @@ bool Space::validate(std::string& reason) const {
     uint64_t start = uint64_t{range.start} * kUnit, end = start + uint64_t{range.length} * kUnit;
     if (range.state == RangeState::kSlab) {
       const Slab* slab = slab_at(address(range));
-      if (slab == nullptr || slab->range != id || slab->base != address(range)) return reason = where + "a slab and its range disagree", false;
+      if (slab == nullptr || slab->range != id || slab->base != address(range))
+        return reason = where + "a slab and its range disagree", false;
     }
     touched_slots += (end - 1) / granule - start / granule + 1;
   }

@@ -59,7 +59,9 @@ class Space {
     uint32_t cell = cells_[offset(address) / cell_bytes()];
     return (cell & kSlabCell) == 0 ? cell : kNoNode;
   }
-  void set_start(uint64_t address, NodeId id) { __atomic_store_n(&cells_[offset(address) / cell_bytes()], id, __ATOMIC_RELEASE); }
+  void set_start(uint64_t address, NodeId id) {
+    __atomic_store_n(&cells_[offset(address) / cell_bytes()], id, __ATOMIC_RELEASE);
+  }
   // The live extent that contains `address`, or none.
   NodeId covering(uint64_t address) const;
 
@@ -75,8 +77,9 @@ class Space {
   void set_cells(const Range& range, uint32_t value);
 
   std::unique_ptr<Extents> extents_;
-  LazyArray<uint32_t> cells_;  // the range that starts in the cell, or kSlabCell + the record of the slab that covers it
-  LazyArray<Slab> slabs_;      // fine only; records are recycled
+  LazyArray<uint32_t>
+      cells_;              // the range that starts in the cell, or kSlabCell + the record of the slab that covers it
+  LazyArray<Slab> slabs_;  // fine only; records are recycled
   uint32_t slab_count_ = 0;
   Slab* unused_slabs_ = nullptr;
 };

@@ -32,16 +32,22 @@ std::string human(uint64_t bytes) {
 std::string message(DeviceHeap& heap, size_t bytes, const std::string& why, uint64_t reclaimed, uint64_t driver_free) {
   pyalloc_device_stats stats{};
   heap.get_stats(stats);
-  auto reserved = static_cast<uint64_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current), allocated = static_cast<uint64_t>(stats.allocated_bytes[PYALLOC_KIND_ALL].current);
+  auto reserved = static_cast<uint64_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current),
+       allocated = static_cast<uint64_t>(stats.allocated_bytes[PYALLOC_KIND_ALL].current);
   uint64_t limit = heap.limit_bytes();
-  std::string text = "CUDA out of memory. Tried to allocate " + human(bytes) + ". GPU " + std::to_string(heap.device()) + " has a total capacity of " + human(heap.total_bytes()) + " of which " +
-                     human(driver_free) + " is free. pyalloc has " + human(allocated) + " allocated and " + human(reserved) + " reserved";
+  std::string text = "CUDA out of memory. Tried to allocate " + human(bytes) + ". GPU " +
+                     std::to_string(heap.device()) + " has a total capacity of " + human(heap.total_bytes()) +
+                     " of which " + human(driver_free) + " is free. pyalloc has " + human(allocated) +
+                     " allocated and " + human(reserved) + " reserved";
   if (limit < heap.total_bytes()) text += " of the " + human(limit) + " it is limited to";
   text += "; the largest free piece is " + human(heap.largest_free()) + ". Reason: " + why + ".";
-  if (stats.pending_frees > 0) text += " " + std::to_string(stats.pending_frees) + " freed blocks wait for other streams.";
+  if (stats.pending_frees > 0)
+    text += " " + std::to_string(stats.pending_frees) + " freed blocks wait for other streams.";
   if (reclaimed > 0) text += " Reclaimers freed " + human(reclaimed) + ".";
   if (heap.refused_by_limit()) {
-    text += " Raise the limit (PYALLOC_CONF limit or memory_fraction, torch.cuda.set_per_process_memory_fraction), or free memory.";
+    text +=
+        " Raise the limit (PYALLOC_CONF limit or memory_fraction, torch.cuda.set_per_process_memory_fraction), or free "
+        "memory.";
   } else if (allocated + bytes > heap.total_bytes()) {
     text += " The program needs more than the device has: use smaller batches or shorter caches.";
   } else {
@@ -55,7 +61,9 @@ std::string message(DeviceHeap& heap, size_t bytes, const std::string& why, uint
 void Ladder::add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority) {
   Lock lock(mutex_);
   Reclaimer added{fn, context, priority};
-  reclaimers_.insert(std::upper_bound(reclaimers_.begin(), reclaimers_.end(), added, [](const Reclaimer& a, const Reclaimer& b) { return a.priority > b.priority; }), added);
+  reclaimers_.insert(std::upper_bound(reclaimers_.begin(), reclaimers_.end(), added,
+                                      [](const Reclaimer& a, const Reclaimer& b) { return a.priority > b.priority; }),
+                     added);
 }
 
 void Ladder::add_observer(pyalloc_oom_fn fn, void* context) {
@@ -110,7 +118,8 @@ Status Ladder::climb(DeviceHeap& heap, cuda::Stream stream, bool owned, size_t b
       Lock lock(mutex_);
       observers = observers_;
     }
-    for (const Observer& one : observers) one.fn(one.context, heap.device(), bytes, heap.total_bytes(), driver_free, by_limit ? 1 : 0);
+    for (const Observer& one : observers)
+      one.fn(one.context, heap.device(), bytes, heap.total_bytes(), driver_free, by_limit ? 1 : 0);
   }
   return fail(PYALLOC_OUT_OF_MEMORY, "%s", text.c_str());
 }

@@ -6,7 +6,8 @@
 namespace pyalloc {
 namespace {
 
-constexpr size_t kOutstandingEvents = 16;  // a stream that is polled often and never finishes keeps no more events than this
+constexpr size_t kOutstandingEvents =
+    16;  // a stream that is polled often and never finishes keeps no more events than this
 
 // The legacy and per-thread default streams (null, 1, 2) cannot be destroyed.
 bool is_default(cuda::Stream stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
@@ -117,7 +118,8 @@ bool StreamClocks::poll(StreamIndex index) {
 bool StreamClocks::can_wait(StreamIndex waiting, StreamIndex index, uint64_t position) const {
   const Clock& clock = clocks_[index];
   if (ordered(waiting, index, position)) return true;
-  return (clock.owned || clock.recorded >= position) && !capturing(waiting) && (clock.recorded >= position || !capturing(index));
+  return (clock.owned || clock.recorded >= position) && !capturing(waiting) &&
+         (clock.recorded >= position || !capturing(index));
 }
 
 bool StreamClocks::wait(StreamIndex waiting, StreamIndex index, uint64_t position) {

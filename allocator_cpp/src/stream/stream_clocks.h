@@ -71,9 +71,9 @@ class StreamClocks {
     cuda::Stream stream = nullptr;
     unsigned long long id = 0;  // of streams not owned
     bool owned = true;
-    uint64_t freed = 0;     // last position of memory freed here
-    uint64_t done = 0;      // everything up to here is finished
-    uint64_t recorded = 0;  // position of the newest event
+    uint64_t freed = 0;           // last position of memory freed here
+    uint64_t done = 0;            // everything up to here is finished
+    uint64_t recorded = 0;        // position of the newest event
     std::deque<Recorded> events;  // not known complete, oldest first
     std::vector<uint64_t> waits;  // by index: positions this stream already waits for on the GPU
   };

@@ -45,7 +45,9 @@ class BlockWalk {
   void add_slab(const Slab& slab, uint64_t end) {
     for (unsigned slot = 0; slot < slab.slots; ++slot) {
       bool free = Slab::test(slab.free_bits, slot);
-      pyalloc_block_state state = free ? PYALLOC_BLOCK_FREE : Slab::test(slab.pending_bits, slot) ? PYALLOC_BLOCK_PENDING : PYALLOC_BLOCK_LIVE;
+      pyalloc_block_state state = free                                  ? PYALLOC_BLOCK_FREE
+                                  : Slab::test(slab.pending_bits, slot) ? PYALLOC_BLOCK_PENDING
+                                                                        : PYALLOC_BLOCK_LIVE;
       add(slab.address(slot), slab.slot_bytes, free ? 0 : slab.requested(slot), state, space_.lane()->stream());
     }
     uint64_t used = slab.address(slab.slots);
@@ -71,7 +73,9 @@ void add_segments(const DeviceHeap& heap, const Space& space, std::vector<Segmen
     while (end < memory.highest_used() && memory.slot(end).handle != 0) ++end;
     uint64_t start_address = memory.address(first), end_address = memory.address(end);
     SegmentCopy segment{};
-    segment.view = {heap.device(), space.coarse() ? 1 : 0, "general", pointer(start_address), end_address - start_address, 0, 0, 0, nullptr};
+    segment.view =
+        {heap.device(), space.coarse() ? 1 : 0, "general", pointer(start_address), end_address - start_address, 0, 0, 0,
+         nullptr};
     while (block != blocks.end() && reinterpret_cast<uint64_t>(block->address) + block->bytes <= start_address) ++block;
     for (auto one = block; one != blocks.end() && reinterpret_cast<uint64_t>(one->address) < end_address; ++one) {
       pyalloc_block_view part = *one;
@@ -104,7 +108,8 @@ std::vector<SegmentCopy> copy_segments(DeviceHeap& heap) {
     if (space.memory().bytes() != 0) add_segments(heap, space, segments);
   });
   // The driver chose where each space lies.
-  std::sort(segments.begin(), segments.end(), [](const SegmentCopy& a, const SegmentCopy& b) { return a.view.address < b.view.address; });
+  std::sort(segments.begin(), segments.end(),
+            [](const SegmentCopy& a, const SegmentCopy& b) { return a.view.address < b.view.address; });
   return segments;
 }
 

@@ -19,11 +19,14 @@ Status AddressSpace::reserve(uint64_t bytes, uint64_t least) {
       bytes_ = wanted;
       break;
     }
-    if (wanted / 2 < least || wanted <= kRegion) return driver_failure("cuMemAddressReserve", result, "reserving addresses");
+    if (wanted / 2 < least || wanted <= kRegion)
+      return driver_failure("cuMemAddressReserve", result, "reserving addresses");
   }
   if (!slots_.create(slots())) {
     free_reservation();
-    return fail(PYALLOC_OUT_OF_MEMORY, "the host has no address space left for the books of %llu GiB of device addresses", static_cast<unsigned long long>(bytes / kGiB));
+    return fail(PYALLOC_OUT_OF_MEMORY,
+                "the host has no address space left for the books of %llu GiB of device addresses",
+                static_cast<unsigned long long>(bytes / kGiB));
   }
   return kOk;
 }
@@ -66,15 +69,18 @@ bool AddressSpace::validate(const Granules& granules, std::string& reason) const
   for (uint32_t index = 0; index < highest_used_; ++index) {
     const Slot& one = slots_[index];
     if (!mapped(index)) {
-      if (one.live != 0) return reason = "address space: a live block touches unmapped slot " + std::to_string(index), false;
+      if (one.live != 0)
+        return reason = "address space: a live block touches unmapped slot " + std::to_string(index), false;
       continue;
     }
     ++mapped_seen;
     runs += index == 0 || !mapped(index - 1);
     const Granule& granule = granules.granule(one.handle);
-    if (!granule.mapped || granule.space != id_ || granule.slot != index) return reason = "address space: slot " + std::to_string(index) + " and its granule disagree", false;
+    if (!granule.mapped || granule.space != id_ || granule.slot != index)
+      return reason = "address space: slot " + std::to_string(index) + " and its granule disagree", false;
     if (one.stale) return reason = "address space: slot " + std::to_string(index) + " is both mapped and stale", false;
-    if (granule.idle != (one.live == 0)) return reason = "address space: slot " + std::to_string(index) + " is idle in one book only", false;
+    if (granule.idle != (one.live == 0))
+      return reason = "address space: slot " + std::to_string(index) + " is idle in one book only", false;
   }
   if (mapped_seen != mapped_ || runs != segments_) return reason = "address space: counts disagree", false;
   return true;

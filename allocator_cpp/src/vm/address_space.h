@@ -35,7 +35,8 @@ class AddressSpace {
  public:
   static constexpr uint64_t kRegion = uint64_t{4} << 30;
 
-  AddressSpace(uint16_t id, size_t granule_bytes, MappedTotals& totals) : id_(id), granule_bytes_(granule_bytes), totals_(totals) {}
+  AddressSpace(uint16_t id, size_t granule_bytes, MappedTotals& totals)
+      : id_(id), granule_bytes_(granule_bytes), totals_(totals) {}
   AddressSpace(const AddressSpace&) = delete;
   AddressSpace& operator=(const AddressSpace&) = delete;
 

@@ -13,7 +13,8 @@ cuda::AllocationProp granule_properties(int device) {
   return prop;
 }
 
-Granules::Granules(int device, size_t granule_bytes, Counters& counters) : device_(device), granule_bytes_(granule_bytes), counters_(counters) {
+Granules::Granules(int device, size_t granule_bytes, Counters& counters)
+    : device_(device), granule_bytes_(granule_bytes), counters_(counters) {
   granules_.resize(1);
 }
 
@@ -117,12 +118,14 @@ bool Granules::validate(std::string& reason) const {
   int64_t listed = 0;
   HandleId previous = 0;
   for (HandleId id = oldest_; id != 0 && listed <= idle_; id = granules_[id].newer) {
-    if (!granules_[id].idle || granules_[id].older != previous) return reason = "granules: the idle list is broken", false;
+    if (!granules_[id].idle || granules_[id].older != previous)
+      return reason = "granules: the idle list is broken", false;
     previous = id;
     ++listed;
   }
   if (previous != newest_) return reason = "granules: the idle list does not end at its newest", false;
-  if (held_seen != held_ || idle_seen != idle_ || listed != idle_ || unmapped_seen != on_shelf()) return reason = "granules: counts disagree", false;
+  if (held_seen != held_ || idle_seen != idle_ || listed != idle_ || unmapped_seen != on_shelf())
+    return reason = "granules: counts disagree", false;
   return true;
 }
 

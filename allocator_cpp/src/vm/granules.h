@@ -52,7 +52,9 @@ class Granules {
   int64_t held() const { return held_; }
   int64_t idle() const { return idle_; }
   int64_t on_shelf() const { return static_cast<int64_t>(shelf_.size()); }
-  size_t metadata_bytes() const { return granules_.capacity() * sizeof(Granule) + (shelf_.capacity() + unused_.capacity()) * sizeof(HandleId); }
+  size_t metadata_bytes() const {
+    return granules_.capacity() * sizeof(Granule) + (shelf_.capacity() + unused_.capacity()) * sizeof(HandleId);
+  }
   bool validate(std::string& reason) const;
 
  private:

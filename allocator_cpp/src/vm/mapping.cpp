@@ -13,9 +13,11 @@ size_t run_length(const std::vector<Placement>& placements, size_t from) {
 }
 
 // Nothing has used these mappings, so they may go at once.
-void undo(const AddressSpace& space, const std::vector<Placement>& placements, size_t mapped, std::vector<uint32_t>& stuck) {
+void undo(const AddressSpace& space, const std::vector<Placement>& placements, size_t mapped,
+          std::vector<uint32_t>& stuck) {
   for (size_t i = 0; i < mapped; ++i) {
-    if (driver().unmap(space.address(placements[i].slot), space.granule_bytes()) != cuda::kSuccess) stuck.push_back(placements[i].slot);
+    if (driver().unmap(space.address(placements[i].slot), space.granule_bytes()) != cuda::kSuccess)
+      stuck.push_back(placements[i].slot);
   }
 }
 
@@ -24,7 +26,8 @@ void undo(const AddressSpace& space, const std::vector<Placement>& placements, s
 Status map_placements(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements,
                       const std::vector<cuda::AccessDesc>& access, Counters& counters, std::vector<uint32_t>& stuck) {
   for (size_t i = 0; i < placements.size(); ++i) {
-    cuda::Result result = driver().map(space.address(placements[i].slot), space.granule_bytes(), 0, granules.granule(placements[i].handle).memory, 0);
+    cuda::Result result = driver().map(space.address(placements[i].slot), space.granule_bytes(), 0,
+                                       granules.granule(placements[i].handle).memory, 0);
     if (result != cuda::kSuccess) {
       undo(space, placements, i, stuck);
       return driver_failure("cuMemMap", result, "mapping a granule");
@@ -33,7 +36,8 @@ Status map_placements(const AddressSpace& space, const Granules& granules, const
   }
   for (size_t i = 0; i < placements.size();) {
     size_t run = run_length(placements, i);
-    cuda::Result result = driver().set_access(space.address(placements[i].slot), run * space.granule_bytes(), access.data(), access.size());
+    cuda::Result result = driver().set_access(space.address(placements[i].slot), run * space.granule_bytes(),
+                                              access.data(), access.size());
     if (result != cuda::kSuccess) {
       undo(space, placements, placements.size(), stuck);
       return driver_failure("cuMemSetAccess", result, "giving access to a mapping");
