@@ -18,7 +18,8 @@ size_t copy(const std::string& text, char* buffer, size_t capacity) {
   return copy_text(text.data(), text.size(), buffer, capacity);
 }
 
-// Calls `use(heap)` for one open device, or for all of them when device is -1. A device without a heap has nothing to do.
+// Calls `use(heap)` for one open device, or for all of them when device is -1. A device without a heap has nothing to
+// do.
 template <class Use>
 Status for_open(int device, Use&& use) {
   Registry& registry = Registry::instance();

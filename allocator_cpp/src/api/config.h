@@ -1,5 +1,5 @@
-// The configuration: one string of "key:value,key:value", parsed against options.def. All errors of a string are reported
-// together and change nothing. Guarded by the registry's lock; fixed once a device heap exists.
+// The configuration: one string of "key:value,key:value", parsed against options.def. All errors of a string are
+// reported together and change nothing. Guarded by the registry's lock; fixed once a device heap exists.
 #pragma once
 #include <string>
 

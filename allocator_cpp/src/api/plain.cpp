@@ -1,5 +1,6 @@
-// Plain registration: the pair of functions torch.cuda.memory.CUDAPluggableAllocator takes, and its hooks. torch's wrapper cannot
-// take an error, so a failure becomes a null pointer and one line on stderr. It does not say which streams torch owns.
+// Plain registration: the pair of functions torch.cuda.memory.CUDAPluggableAllocator takes, and its hooks. torch's
+// wrapper cannot take an error, so a failure becomes a null pointer and one line on stderr. It does not say which
+// streams torch owns.
 #include "api/registry.h"
 #include "base/log.h"
 #include "pyalloc/pyalloc.h"

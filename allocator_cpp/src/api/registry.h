@@ -1,9 +1,9 @@
-// The process's one global: configuration, device heaps, the ladder and the maintenance thread. Made on first use and never destroyed, since
-// frees may arrive while the process goes down.
+// The process's one global: configuration, device heaps, the ladder and the maintenance thread. Made on first use and
+// never destroyed, since frees may arrive while the process goes down.
 //
-// fork: once a heap is open the child drops everything without a driver call, as CUDA contexts do not survive either; there every call
-// but a free is refused.
-// exit: from the atexit handler on no driver call is made; frees are ignored and the operating system reclaims.
+// fork: once a heap is open the child drops everything without a driver call, as CUDA contexts do not survive either;
+// there every call but a free is refused. exit: from the atexit handler on no driver call is made; frees are ignored
+// and the operating system reclaims.
 #pragma once
 #include <atomic>
 #include <memory>

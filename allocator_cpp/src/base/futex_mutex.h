@@ -1,8 +1,10 @@
-// A mutex of two words for locks that are nearly always free. Taking it is one compare-and-swap, leaving it a plain store; the kernel is asked only
-// when threads meet. std::mutex costs a library call each way and a second locked instruction, which the hot path would feel.
+// A mutex of two words for locks that are nearly always free. Taking it is one compare-and-swap, leaving it a plain
+// store; the kernel is asked only when threads meet. std::mutex costs a library call each way and a second locked
+// instruction, which the hot path would feel.
 //
-// Leaving stores "free" and then looks for sleepers without a fence in between, so a thread about to sleep may be missed in that instant; the
-// kernel's own check of the word catches all but a sliver of that, and a sleep ends by itself after kNap.
+// Leaving stores "free" and then looks for sleepers without a fence in between, so a thread about to sleep may be
+// missed in that instant; the kernel's own check of the word catches all but a sliver of that, and a sleep ends by
+// itself after kNap.
 #pragma once
 #include <linux/futex.h>
 #include <sys/syscall.h>

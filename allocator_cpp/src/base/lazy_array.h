@@ -1,5 +1,6 @@
-// A large array of plain, zero-initialised records whose memory the kernel provides as it is touched. The books of an address
-// space are sized for all of it, while only the part in use costs memory. Not thread-safe; its owner's lock guards it.
+// A large array of plain, zero-initialised records whose memory the kernel provides as it is touched. The books of an
+// address space are sized for all of it, while only the part in use costs memory. Not thread-safe; its owner's lock
+// guards it.
 #pragma once
 #include <sys/mman.h>
 
@@ -28,8 +29,8 @@ class LazyArray {
     void* memory =
         ::mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return false;
-    // Large books in full use are read at random: huge pages spare the address translation. The first part stays in small pages, so
-    // that books in little use cost little.
+    // Large books in full use are read at random: huge pages spare the address translation. The first part stays in
+    // small pages, so that books in little use cost little.
     if (count * sizeof(T) > kSmallPart)
       ::madvise(static_cast<char*>(memory) + kSmallPart, count * sizeof(T) - kSmallPart, MADV_HUGEPAGE);
     data_ = static_cast<T*>(memory);

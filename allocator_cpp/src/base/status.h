@@ -16,7 +16,8 @@ Status fail(Status status, const char* format, ...) __attribute__((format(printf
 // This thread's last error; empty before the first.
 const char* last_error();
 
-// Copies `text` as an API returns it: returns the length it needs without the final 0, writes at most `capacity` bytes with one.
+// Copies `text` as an API returns it: returns the length it needs without the final 0, writes at most `capacity` bytes
+// with one.
 size_t copy_text(const char* text, size_t length, char* buffer, size_t capacity);
 
 }  // namespace pyalloc

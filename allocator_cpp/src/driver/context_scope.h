@@ -1,6 +1,6 @@
-// Makes a device's primary context current for a few driver calls, and allows them while some thread captures a CUDA graph
-// in global mode (reserving and mapping memory is safe there, and the driver permits it in relaxed mode).
-// Used around slow-path driver calls only; costs two driver calls when the context is already current.
+// Makes a device's primary context current for a few driver calls, and allows them while some thread captures a CUDA
+// graph in global mode (reserving and mapping memory is safe there, and the driver permits it in relaxed mode). Used
+// around slow-path driver calls only; costs two driver calls when the context is already current.
 #pragma once
 #include "driver/driver.h"
 

@@ -1,11 +1,13 @@
 // Exact counts and peaks of blocks without a shared counter on the hot path.
 //
-// Every lane (one stream of a pool) counts what it hands out and takes back in a LaneCounters of its own, under the lane's lock.
-// A peak is exact because a lane may only grow while the device's sums cannot pass the recorded peak: each lane holds a `credit`,
-// and the credits of all lanes together never exceed peak minus current. A lane whose credit is spent calls settle(), which holds
-// every lane's lock at once, takes the true sums, moves the peaks, and deals out new credit.
+// Every lane (one stream of a pool) counts what it hands out and takes back in a LaneCounters of its own, under the
+// lane's lock. A peak is exact because a lane may only grow while the device's sums cannot pass the recorded peak: each
+// lane holds a `credit`, and the credits of all lanes together never exceed peak minus current. A lane whose credit is
+// spent calls settle(), which holds every lane's lock at once, takes the true sums, moves the peaks, and deals out new
+// credit.
 //
-// Active = handed out and not freed, plus freed and waiting for an event ("pending"). A free that stays pending returns no credit.
+// Active = handed out and not freed, plus freed and waiting for an event ("pending"). A free that stays pending returns
+// no credit.
 //
 // Extents are counted by one lane for the whole device, guarded by the heap's lock.
 //

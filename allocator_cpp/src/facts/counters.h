@@ -1,5 +1,5 @@
-// One device's single-number statistics, straight from stat_fields.def. Changed on slow paths only, by any layer, read by the view;
-// relaxed atomics, so no lock is needed to read them.
+// One device's single-number statistics, straight from stat_fields.def. Changed on slow paths only, by any layer, read
+// by the view; relaxed atomics, so no lock is needed to read them.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Address to space: the top bits of an address index one flat table for the whole process, each entry one 4 GiB region. Entries are
-// written once, when a space is created, and cleared when its heap closes; reading takes no lock.
+// Address to space: the top bits of an address index one flat table for the whole process, each entry one 4 GiB region.
+// Entries are written once, when a space is created, and cleared when its heap closes; reading takes no lock.
 #pragma once
 #include <cstdint>
 

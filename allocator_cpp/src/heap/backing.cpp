@@ -261,7 +261,8 @@ Status Backing::add_peer(int peer) {
       uint32_t end = first;
       while (end < space->highest_used() && space->slot(end).handle != 0) ++end;
       if (end > first) {
-        // Access already given on failure stays: it lets the peer read what it asked to read, and the next call completes it.
+        // Access already given on failure stays: it lets the peer read what it asked to read, and the next call
+        // completes it.
         cuda::Result result =
             driver().set_access(space->address(first), uint64_t{end - first} * space->granule_bytes(), &access, 1);
         if (result != cuda::kSuccess) return driver_failure("cuMemSetAccess", result, "giving a peer device access");

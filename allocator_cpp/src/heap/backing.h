@@ -1,16 +1,18 @@
-// Which physical memory stands behind which addresses: the policy between the extents (addresses) and the granules (memory).
+// Which physical memory stands behind which addresses: the policy between the extents (addresses) and the granules
+// (memory).
 //
-// A slot is backed while a live block touches it; when the last one goes the granule stays mapped, idle, and may later be
+// A slot is backed while a live block touches it; when the last one goes the granule stays mapped, idle, and may later
+// be
 //   - used again in place, when a block is put there: no driver call;
 //   - stolen: mapped at the address that needs it; the old mapping goes on the stale list and is undone off the allocation path,
 //     once the last use at the old address is finished;
 //   - given back to the driver, by trim or decay.
-// Missing memory is found in this order: shelf, creating below the budget, stealing the longest idle, creating up to the limit.
-// The budget is the recent high-water of live bytes plus slack; the limit is what the user set.
+// Missing memory is found in this order: shelf, creating below the budget, stealing the longest idle, creating up to
+// the limit. The budget is the recent high-water of live bytes plus slack; the limit is what the user set.
 //
-// Order of use: a granule remembers which streams freed memory in it (`users`) and, after a steal, which streams' uses at its old address may
-// not be finished (`inherited`). Whoever gets a granule is ordered after both, by completed events or by GPU-side waits.
-// Guarded by the heap's lock, with the context current.
+// Order of use: a granule remembers which streams freed memory in it (`users`) and, after a steal, which streams' uses
+// at its old address may not be finished (`inherited`). Whoever gets a granule is ordered after both, by completed
+// events or by GPU-side waits. Guarded by the heap's lock, with the context current.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -34,8 +36,9 @@ struct BackingPolicy {
 
 class Backing {
  public:
-  // What a placement would cost: granules to be found, and idle granules it would use up. waits: other streams may have to be waited for.
-  // impossible: a slot is stale, or its memory is in use on a stream that `stream` cannot be ordered after.
+  // What a placement would cost: granules to be found, and idle granules it would use up. waits: other streams may have
+  // to be waited for. impossible: a slot is stale, or its memory is in use on a stream that `stream` cannot be ordered
+  // after.
   struct Cost {
     int64_t missing = 0, idle = 0;
     bool impossible = false, waits = false;
@@ -59,7 +62,8 @@ class Backing {
   // The block there is gone; `user` freed it at `position`.
   void uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex user, uint64_t position);
 
-  // Unmaps stale mappings whose last use is finished; at most `most`. Returns how many are left. With `wait`, waits on the host for the streams.
+  // Unmaps stale mappings whose last use is finished; at most `most`. Returns how many are left. With `wait`, waits on
+  // the host for the streams.
   size_t undo_stale(size_t most, bool wait);
   // Gives idle granules that were idle before `idle_before_ms`, and the shelf, back to the driver. Returns the bytes.
   uint64_t give_back(int64_t idle_before_ms, size_t most);

@@ -136,7 +136,8 @@ NodeId Extents::take(NodeId id, uint32_t start, uint32_t length, RangeState stat
   return id;
 }
 
-// Joins free range `id` (not in a bin) with free neighbours of the same owner; returns the range that remains, not in a bin.
+// Joins free range `id` (not in a bin) with free neighbours of the same owner; returns the range that remains, not in a
+// bin.
 NodeId Extents::join(NodeId id) {
   auto same = [&](NodeId other) {
     return other != kNoNode && ranges_[other].state == RangeState::kFree && ranges_[other].owner == ranges_[id].owner;

@@ -1,15 +1,15 @@
-// Pure arithmetic of one address space: live and free ranges in address order, and the search for a place. No driver, no lock, no
-// memory is touched; positions and lengths are units of 512 B from the start of the space.
+// Pure arithmetic of one address space: live and free ranges in address order, and the search for a place. No driver,
+// no lock, no memory is touched; positions and lengths are units of 512 B from the start of the space.
 //
-// A free range remembers its `owner`, the stream that freed it last, and a `stamp`, the position in that stream's work (clean ranges,
-// owner 0, wait for nobody). Neighbours join only when they share an owner, the later stamp wins. Every owner has bins of its own: one list
-// per size bin (eight bins a power of two) and a bitmap over the bins, so that the next fitting range is found in constant time.
+// A free range remembers its `owner`, the stream that freed it last, and a `stamp`, the position in that stream's work
+// (clean ranges, owner 0, wait for nobody). Neighbours join only when they share an owner, the later stamp wins. Every
+// owner has bins of its own: one list per size bin (eight bins a power of two) and a bitmap over the bins, so that the
+// next fitting range is found in constant time.
 //
 // The last range, while free, is the fresh end of the space: always a candidate, whatever the bins hold.
 //
-// Invariants (validate): ranges tile the space without gap or overlap; free neighbours of one owner are joined; every free range is in
-// exactly the bin of its owner and size; counts agree.
-// Called by Space with the heap's lock held.
+// Invariants (validate): ranges tile the space without gap or overlap; free neighbours of one owner are joined; every
+// free range is in exactly the bin of its owner and size; counts agree. Called by Space with the heap's lock held.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -46,18 +46,21 @@ class Extents {
     return id != kNoNode && id < ranges_.size() && ranges_[id].state != RangeState::kUnused;
   }
 
-  // Free ranges of `owner` with at least `length` units, in growing size bins, at most `limit` of them are offered to `offer(id)`;
-  // ranges of the lowest bin may be too short and are skipped (counted against the limit eight times less).
+  // Free ranges of `owner` with at least `length` units, in growing size bins, at most `limit` of them are offered to
+  // `offer(id)`; ranges of the lowest bin may be too short and are skipped (counted against the limit eight times
+  // less).
   template <class Offer>
   void fitting(uint16_t owner, uint32_t length, int limit, Offer&& offer) const;
 
-  // A free range of `owner` with at least `length` units from the lowest bin where every range is long enough, or the shortest look
-  // in the bin below it; none when there is none. Constant time.
+  // A free range of `owner` with at least `length` units from the lowest bin where every range is long enough, or the
+  // shortest look in the bin below it; none when there is none. Constant time.
   NodeId quick_fit(uint16_t owner, uint32_t length) const;
 
-  // Cuts [start, start + length) out of free range `id` and marks it live. The rest stays free with its owner and stamp.
+  // Cuts [start, start + length) out of free range `id` and marks it live. The rest stays free with its owner and
+  // stamp.
   NodeId take(NodeId id, uint32_t start, uint32_t length, RangeState state, uint16_t owner, uint64_t requested);
-  // Undoes take(): the range becomes free again with this owner and stamp and joins equal neighbours. Returns the joined range.
+  // Undoes take(): the range becomes free again with this owner and stamp and joins equal neighbours. Returns the
+  // joined range.
   NodeId give(NodeId id, uint16_t owner, uint64_t stamp);
   // Free ranges of `owner` stamped at or before `done` become clean and join clean neighbours.
   void clean(uint16_t owner, uint64_t done);

@@ -1,12 +1,14 @@
 // The blocks up to 1 MiB of one stream, in address space of the lane's own, so that streams share no lock here.
 //
-// Up to 16 KiB: slots of slabs. Allocation takes the lowest free bit of the first slab with room, a free sets it again: no driver call, no
-// event, no search. A slab that becomes empty stays as its class's spare if it is the only one with room; else its extent is freed.
-// Up to 256 KiB: slots as well, while the class has at least a few slabs' worth of live blocks; a class in little use would waste most of a slab.
-// Otherwise extents. One whose granules are already under live blocks is found in constant time and touches nothing shared; only when a granule
-// becomes used or idle is the heap asked. Memory freed here is used again here at once, in stream order, so free ranges are all clean.
+// Up to 16 KiB: slots of slabs. Allocation takes the lowest free bit of the first slab with room, a free sets it again:
+// no driver call, no event, no search. A slab that becomes empty stays as its class's spare if it is the only one with
+// room; else its extent is freed. Up to 256 KiB: slots as well, while the class has at least a few slabs' worth of live
+// blocks; a class in little use would waste most of a slab. Otherwise extents. One whose granules are already under
+// live blocks is found in constant time and touches nothing shared; only when a granule becomes used or idle is the
+// heap asked. Memory freed here is used again here at once, in stream order, so free ranges are all clean.
 //
-// One lock a lane (lane.cpp, lane_extents.cpp hold it; the heap's is taken inside it). Lanes live as long as their heap.
+// One lock a lane (lane.cpp, lane_extents.cpp hold it; the heap's is taken inside it). Lanes live as long as their
+// heap.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,9 +1,9 @@
 // Size classes, and the slabs that hold their slots.
 //
-// Small classes, up to 16 KiB: every 512 B (torch's alignment) up to 8 KiB, then every 1 KiB; always slots of slabs. A request wastes less than
-// one step: at most 11 % from 4 KiB up.
-// Middle classes, up to 256 KiB: sixteen to a power of two, so at most 6 % waste. A lane gives such a class slabs only while it has many
-// live blocks of it (lane.h); otherwise, and above 256 KiB, blocks are extents without rounding beyond 512 B.
+// Small classes, up to 16 KiB: every 512 B (torch's alignment) up to 8 KiB, then every 1 KiB; always slots of slabs. A
+// request wastes less than one step: at most 11 % from 4 KiB up. Middle classes, up to 256 KiB: sixteen to a power of
+// two, so at most 6 % waste. A lane gives such a class slabs only while it has many live blocks of it (lane.h);
+// otherwise, and above 256 KiB, blocks are extents without rounding beyond 512 B.
 //
 // A slab is one extent of a lane's space with slots of one class, a whole number of 16 KiB cells long.
 #pragma once

@@ -1,6 +1,5 @@
-// One slab: an extent of a lane's space cut into slots of one size class, with a bit for each. Slab records are recycled and never
-// freed, so that a stale pointer to one can be looked at safely.
-// Guarded by its lane's lock.
+// One slab: an extent of a lane's space cut into slots of one size class, with a bit for each. Slab records are
+// recycled and never freed, so that a stale pointer to one can be looked at safely. Guarded by its lane's lock.
 #pragma once
 #include <cstdint>
 

@@ -1,9 +1,10 @@
-// One address space of a pool with its books: which slots are mapped (AddressSpace), which ranges are live (Extents), and, by address, which
-// block starts where. Each lane has a fine one for its blocks up to 1 MiB; larger blocks of all streams share the coarse one.
+// One address space of a pool with its books: which slots are mapped (AddressSpace), which ranges are live (Extents),
+// and, by address, which block starts where. Each lane has a fine one for its blocks up to 1 MiB; larger blocks of all
+// streams share the coarse one.
 //
-// Cells: a block is larger than a cell (16 KiB fine, 1 MiB coarse), so at most one block starts in a cell and one array look-up finds it.
-// Slabs cover whole cells. Ranges and cells change under the lane's lock (fine) or the heap's (coarse); `slab_at` may be read without it by
-// whoever owns a live block there, since a slab with a live block stays.
+// Cells: a block is larger than a cell (16 KiB fine, 1 MiB coarse), so at most one block starts in a cell and one array
+// look-up finds it. Slabs cover whole cells. Ranges and cells change under the lane's lock (fine) or the heap's
+// (coarse); `slab_at` may be read without it by whoever owns a live block there, since a slab with a live block stays.
 #pragma once
 #include <cstdint>
 #include <memory>

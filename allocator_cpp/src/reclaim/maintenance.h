@@ -1,6 +1,7 @@
-// The one thread of the process that works off the allocation path: it undoes old mappings once their last use is finished, and
-// gives memory that has been idle for the decay time back to the driver. Started at the first allocation, stopped at exit, not re-created
-// after fork. It takes a heap's lock for a bounded batch at a time and runs no user code.
+// The one thread of the process that works off the allocation path: it undoes old mappings once their last use is
+// finished, and gives memory that has been idle for the decay time back to the driver. Started at the first allocation,
+// stopped at exit, not re-created after fork. It takes a heap's lock for a bounded batch at a time and runs no user
+// code.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -14,7 +15,8 @@
 
 namespace pyalloc {
 
-// One heap's share of a round: at most this many mappings undone and granules given back, so that nobody waits long for the lock.
+// One heap's share of a round: at most this many mappings undone and granules given back, so that nobody waits long for
+// the lock.
 constexpr size_t kMaintenanceBatch = 64;
 // Returns true when there is more to do soon.
 bool maintain(DeviceHeap& heap, int64_t decay_ms, bool decay_due);

@@ -80,7 +80,8 @@ bool StreamClocks::record(Clock& clock) {
   return true;
 }
 
-// Takes complete events off the front. Only success proves anything: not ready, and errors left by other work, prove nothing.
+// Takes complete events off the front. Only success proves anything: not ready, and errors left by other work, prove
+// nothing.
 void StreamClocks::collect(Clock& clock) {
   while (!clock.events.empty()) {
     const Recorded& oldest = clock.events.front();

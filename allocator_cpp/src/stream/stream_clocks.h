@@ -1,13 +1,14 @@
 // What is known of each stream's progress, and the waits that make memory freed on one stream usable on another.
 //
-// One counter per device, the position, is raised at every free that may leave its stream. An event recorded on stream s when the
-// position is p proves, once complete, that everything freed on s at positions up to p is finished. Events are recorded lazily: when
-// somebody first asks whether s has passed a position, or wants to wait for it.
-// `ordered(t, s, p)`: work enqueued on t from now on runs after everything s did up to p: because t is s, because the event is
+// One counter per device, the position, is raised at every free that may leave its stream. An event recorded on stream
+// s when the position is p proves, once complete, that everything freed on s at positions up to p is finished. Events
+// are recorded lazily: when somebody first asks whether s has passed a position, or wants to wait for it. `ordered(t,
+// s, p)`: work enqueued on t from now on runs after everything s did up to p: because t is s, because the event is
 // complete, or because t already waits for it on the GPU.
 //
-// Streams torch does not own may be destroyed at any time, so nothing is recorded on them later than a free ("stamped at free"); what was
-// not stamped can only be proven by all_done() after a context-wide wait. Their pointers may be reused: they are known by cuStreamGetId.
+// Streams torch does not own may be destroyed at any time, so nothing is recorded on them later than a free ("stamped
+// at free"); what was not stamped can only be proven by all_done() after a context-wide wait. Their pointers may be
+// reused: they are known by cuStreamGetId.
 //
 // Guarded by the heap's lock; callers hold a ContextScope around the calls that reach the driver.
 #pragma once
@@ -44,15 +45,17 @@ class StreamClocks {
   // Last position at which memory was freed on `index`: no use of it there is later.
   uint64_t last_free(StreamIndex index) const { return clocks_[index].freed; }
 
-  // Records where it helps and asks the driver what is complete, for everything freed on `index` so far. True when `done` moved.
+  // Records where it helps and asks the driver what is complete, for everything freed on `index` so far. True when
+  // `done` moved.
   bool poll(StreamIndex index);
-  // Makes `waiting` run after `index` up to `position`, on the GPU. False when that is impossible now (capture, an unstamped stream,
-  // a driver error): nothing changed.
+  // Makes `waiting` run after `index` up to `position`, on the GPU. False when that is impossible now (capture, an
+  // unstamped stream, a driver error): nothing changed.
   bool wait(StreamIndex waiting, StreamIndex index, uint64_t position);
   bool can_wait(StreamIndex waiting, StreamIndex index, uint64_t position) const;
   // Host wait for everything freed on `index` so far. False when it could not be proven.
   bool synchronize(StreamIndex index);
-  // A position on a stream that merely used memory (record_stream): its event is recorded at once, or when somebody next asks.
+  // A position on a stream that merely used memory (record_stream): its event is recorded at once, or when somebody
+  // next asks.
   uint64_t stamp_use(StreamIndex index);
   // After a context-wide wait that began when the position was `position`.
   void all_done(uint64_t position);

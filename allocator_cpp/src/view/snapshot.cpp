@@ -59,7 +59,8 @@ class BlockWalk {
   std::vector<pyalloc_block_view> blocks_;
 };
 
-// Cuts the walk at the mapped runs: a live block lies inside one run, a hole may span several and the gaps between them.
+// Cuts the walk at the mapped runs: a live block lies inside one run, a hole may span several and the gaps between
+// them.
 void add_segments(const DeviceHeap& heap, const Space& space, std::vector<SegmentCopy>& segments) {
   std::vector<pyalloc_block_view> blocks = BlockWalk(heap, space).blocks();
   const AddressSpace& memory = space.memory();

@@ -10,7 +10,8 @@ Status AddressSpace::reserve(uint64_t bytes, uint64_t least) {
   cuda::Result result = cuda::kSuccess;
   for (uint64_t wanted = align_up(bytes, kRegion);; wanted = align_up(wanted / 2, kRegion)) {
     cuda::DevicePtr at = 0;
-    // One region more than wanted, so that a whole number of aligned regions lies inside and no other reservation shares them.
+    // One region more than wanted, so that a whole number of aligned regions lies inside and no other reservation
+    // shares them.
     result = driver().address_reserve(&at, wanted + kRegion, 0, 0, 0);
     if (result == cuda::kSuccess) {
       reserved_at_ = at;

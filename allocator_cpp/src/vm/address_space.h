@@ -1,9 +1,9 @@
-// One reservation of addresses, cut into slots of a granule each, and what is mapped where. Base and end lie on 4 GiB boundaries, so that
-// the top bits of an address name its space (heap/address_map.h).
+// One reservation of addresses, cut into slots of a granule each, and what is mapped where. Base and end lie on 4 GiB
+// boundaries, so that the top bits of an address name its space (heap/address_map.h).
 //
-// A slot is unmapped, mapped (its granule is here), or stale: its granule has moved on but the old mapping still stands, and nothing
-// may be mapped here until it is undone. Segments are maximal runs of mapped slots.
-// Guarded by the heap's lock, except `live`: in a lane's space it changes under the lane's lock, and from or to 0 under both.
+// A slot is unmapped, mapped (its granule is here), or stale: its granule has moved on but the old mapping still
+// stands, and nothing may be mapped here until it is undone. Segments are maximal runs of mapped slots. Guarded by the
+// heap's lock, except `live`: in a lane's space it changes under the lane's lock, and from or to 0 under both.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -47,7 +47,8 @@ class AddressSpace {
   // Leaves the reservation to the process's end: the driver did not let go of a mapping in it.
   void leave_reservation() { reserved_bytes_ = 0; }
 
-  // Set when one stream alone uses this space: whoever is ordered after an earlier use of a granule then is so for good.
+  // Set when one stream alone uses this space: whoever is ordered after an earlier use of a granule then is so for
+  // good.
   bool one_stream = false;
 
   uint16_t id() const { return id_; }

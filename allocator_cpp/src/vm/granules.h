@@ -1,9 +1,9 @@
-// The device's physical memory: one record per granule this heap holds. A granule is mapped at one slot (the newest mapping; older
-// addresses of it are the stale list of Backing), or lies on the shelf, unmapped and ready. Mapped granules that no live block
-// touches are idle and stand in a list by how long they have been so.
+// The device's physical memory: one record per granule this heap holds. A granule is mapped at one slot (the newest
+// mapping; older addresses of it are the stale list of Backing), or lies on the shelf, unmapped and ready. Mapped
+// granules that no live block touches are idle and stand in a list by how long they have been so.
 //
-// Invariants (validate): every held granule is mapped or on the shelf; the idle list holds exactly the idle ones, oldest first.
-// Guarded by the heap's lock; create and release call the driver and need its context current.
+// Invariants (validate): every held granule is mapped or on the shelf; the idle list holds exactly the idle ones,
+// oldest first. Guarded by the heap's lock; create and release call the driver and need its context current.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -33,7 +33,8 @@ class Granules {
   size_t granule_bytes() const { return granule_bytes_; }
   // Makes a granule; it is neither mapped nor on the shelf until the caller says so. Leaves nothing behind on failure.
   Status create(HandleId& made);
-  // Gives an unmapped granule back to the driver. False when the driver refused: it lies on the shelf then, to be used or offered again.
+  // Gives an unmapped granule back to the driver. False when the driver refused: it lies on the shelf then, to be used
+  // or offered again.
   bool release(HandleId id);
 
   HandleId take_from_shelf();

@@ -14,8 +14,9 @@ struct Placement {
   HandleId handle;
 };
 
-// Maps every placement (in rising order of slots) and gives every device of `access` its access, one cuMemSetAccess a contiguous run. Changes no books.
-// On failure every mapping is undone; `stuck` receives the slots where the driver refused even that, whose addresses stay mapped.
+// Maps every placement (in rising order of slots) and gives every device of `access` its access, one cuMemSetAccess a
+// contiguous run. Changes no books. On failure every mapping is undone; `stuck` receives the slots where the driver
+// refused even that, whose addresses stay mapped.
 Status map_placements(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements,
                       const std::vector<cuda::AccessDesc>& access, Counters& counters, std::vector<uint32_t>& stuck);
 
