@@ -25,6 +25,19 @@ class Freed(ctypes.Structure):
     )
 
 
+class BlockInfo(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("device", ctypes.c_int),
+        ("block", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("requested", ctypes.c_size_t),
+        ("allocated", ctypes.c_size_t),
+        ("segment", ctypes.c_void_p),
+        ("segment_bytes", ctypes.c_size_t),
+    )
+
+
 class Core:
     """One session of simgpu and pyalloc. Sizes in bytes; a stream is 0 or a handle of `stream()`."""
 
@@ -50,6 +63,7 @@ class Core:
             ctypes.c_void_p,
         )
         self.dll.pyalloc_deallocate.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self.dll.pyalloc_find_block.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self.dll.pyalloc_record_stream.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
         self.dll.pyalloc_set_limit.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self.dll.pyalloc_get_api.restype = ctypes.c_void_p
@@ -84,6 +98,12 @@ class Core:
         freed = Freed()
         self.ok(self.dll.pyalloc_deallocate(pointer, ctypes.byref(freed)))
         return freed
+
+    def allocated(self, pointer: int) -> int:
+        """The bytes a live block takes."""
+        info = BlockInfo(size=ctypes.sizeof(BlockInfo))
+        self.ok(self.dll.pyalloc_find_block(pointer, ctypes.byref(info)))
+        return int(info.allocated)
 
     def fill(self, pointer: int, bytes_: int, value: int, stream: int) -> None:
         assert self.gpu.cuMemsetD8Async(pointer, value, bytes_, stream) == 0

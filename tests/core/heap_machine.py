@@ -54,9 +54,8 @@ class Heap(RuleBasedStateMachine):
         for block in self.blocks:
             assert pointer + size <= block.pointer or block.pointer + block.allocated <= pointer, "blocks overlap"
         self.core.fill(pointer, size, mark, self.streams[stream])
-        allocated = -(-size // 512) * 512
-        if 8192 < size <= 16384 and "guard" not in CONFIGURATION:  # a size class
-            allocated = -(-size // 1024) * 1024
+        allocated = self.core.allocated(pointer)
+        assert size <= allocated <= size + max(1024, size // 8)
         self.blocks.append(Block(pointer, size, allocated, self.streams[stream], mark))
         if pointer in self.gone:
             self.gone.remove(pointer)

@@ -30,7 +30,7 @@ TEST(every_class_has_its_slab) {
     CHECK(slab_slots(index) * class_bytes(index) <= slab_bytes(index));
     CHECK((slab_slots(index) + 1) * class_bytes(index) > slab_bytes(index));
     CHECK(slab_bytes(index) >= 64 * kKiB && slab_bytes(index) <= (index < kSmallClasses ? 256 * kKiB : 2 * kMiB));
-    CHECK_EQ(slab_bytes(index) % kLargestSmall, size_t{0});    // whole cells of a lane's space
+    CHECK_EQ(slab_bytes(index) % kLargestSmall, size_t{0});  // whole cells of a lane's space
     CHECK(class_bytes(index) - (index > 0 ? class_bytes(index - 1) : 0) <= UINT16_MAX);  // unused_bytes
   }
 }

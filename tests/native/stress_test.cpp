@@ -133,7 +133,7 @@ void stress(const char* simulation, const char* configuration, int threads, int 
   CHECK(valid());
 }
 
-constexpr int kSteps = 2400 / kSlowdown;
+constexpr int kSteps = 6000 / kSlowdown;
 
 }  // namespace
 

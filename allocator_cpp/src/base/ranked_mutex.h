@@ -1,5 +1,6 @@
 // A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order.
-// Order, outermost first: registry, settle (device counters), lane (one stream of a pool), heap (one device), log.
+// Order, outermost first: registry, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a pool),
+// heap (one device), log.
 // Two lanes are held together only by a settle, in the order of their index.
 #pragma once
 #include <mutex>
@@ -9,7 +10,7 @@
 
 namespace pyalloc {
 
-enum class Rank : int { kRegistry = 1, kMaintenance = 2, kSettle = 3, kLane = 4, kHeap = 5, kLog = 6 };
+enum class Rank : int { kRegistry = 1, kMaintenance = 2, kPending = 3, kSettle = 4, kLane = 5, kHeap = 6, kLog = 7 };
 
 class RankedMutex {
  public:

@@ -249,7 +249,7 @@ Status DeviceHeap::deallocate_coarse(uint64_t address, pyalloc_freed* freed) {
     PendingFree pending{nullptr, id, nullptr, 0, kind, usage.bytes, {}};
     stamp_recorded(pending, address, stream);
     pending_.push_back(std::move(pending));
-    pending_count_.store(pending_.size(), std::memory_order_relaxed);
+    pending_count_.fetch_add(1, std::memory_order_relaxed);
     return kOk;
   }
   block_counters_.extents().counters.take_back(kind, usage);

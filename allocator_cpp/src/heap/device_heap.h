@@ -172,8 +172,9 @@ class DeviceHeap {
   std::atomic<Lane*> seen_lanes_[1 << kSeenLanesBits] = {};
   RankedMutex lanes_mutex_{Rank::kMaintenance};  // for making lanes
   std::unordered_map<uint64_t, std::vector<StreamIndex>> recorded_;  // by address, streams of record_stream
+  RankedMutex pending_mutex_{Rank::kPending};  // one round of poll_pending at a time
   std::vector<PendingFree> pending_;
-  std::atomic<size_t> pending_count_{0};
+  std::atomic<size_t> pending_count_{0};  // and those of finishing_
   int64_t finishing_ = 0;  // taken off the list, not yet free in their lanes
   std::unordered_map<uint64_t, Direct> direct_;
   uint64_t direct_bytes_ = 0;

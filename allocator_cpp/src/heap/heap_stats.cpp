@@ -73,7 +73,7 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
   counters_.shelf_bytes = granules.on_shelf() * granule;
   counters_.idle_bytes = granules.idle() * granule;
   counters_.stale_mappings = static_cast<int64_t>(backing_.stale_mappings());
-  counters_.pending_frees = static_cast<int64_t>(pending_.size());
+  counters_.pending_frees = static_cast<int64_t>(pending_.size()) + finishing_;
   counters_.metadata_bytes = static_cast<int64_t>(metadata + backing_.granules().metadata_bytes() + (recorded_.size() + direct_.size()) * 64 + pending_.capacity() * sizeof(PendingFree));
 #define PYALLOC_STAT_GROUP(name, unit, help)
 #define PYALLOC_STAT_VALUE(name, kind, unit, help) stats.name = counters_.name.load(std::memory_order_relaxed);

@@ -69,11 +69,12 @@ void DeviceHeap::free_later(PendingFree pending, uint64_t address, cuda::Stream 
   Lock lock(mutex_);
   stamp_recorded(pending, address, home);
   pending_.push_back(std::move(pending));
-  pending_count_.store(pending_.size(), std::memory_order_relaxed);
+  pending_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool DeviceHeap::poll_pending() {
   if (pending_count_.load(std::memory_order_relaxed) == 0) return false;
+  Lock round(pending_mutex_);  // who asks next finds that everything this round takes off the list is free
   std::vector<PendingFree> in_lanes;
   bool any = false;
   {
@@ -104,14 +105,15 @@ bool DeviceHeap::poll_pending() {
       }
     }
     pending_.swap(left);
-    finishing_ += static_cast<int64_t>(in_lanes.size());
-    pending_count_.store(pending_.size(), std::memory_order_relaxed);
+    finishing_ = static_cast<int64_t>(in_lanes.size());
+    pending_count_.store(pending_.size() + in_lanes.size(), std::memory_order_relaxed);
     observe();
   }
   for (const PendingFree& one : in_lanes) one.lane->finish_pending(one.slab, one.slot, one.range);
   if (!in_lanes.empty()) {
     Lock lock(mutex_);
-    finishing_ -= static_cast<int64_t>(in_lanes.size());
+    finishing_ = 0;
+    pending_count_.store(pending_.size(), std::memory_order_relaxed);
   }
   return any || !in_lanes.empty();
 }
