@@ -46,8 +46,8 @@ def test_reserve_gives_aligned_ranges_without_memory(gpu: SimulatedDriver) -> No
         address % alignment for address, alignment in zip(ranges, (GRANULE,) * 3 + (64 * MIB, GIB), strict=True)
     ] == [0] * 5
     assert gpu.control.used() == 0
-    huge = gpu.reserve(1 << 40)  # addresses are plentiful
-    gpu.ok("cuMemAddressFree", huge, 1 << 40)
+    huge = gpu.reserve(256 * GIB)  # addresses are plentiful
+    gpu.ok("cuMemAddressFree", huge, 256 * GIB)
     address = ctypes.c_uint64()
     assert gpu.call("cuMemAddressReserve", ctypes.byref(address), 1 << 60, 0, 0, 0) == OUT_OF_MEMORY
 
