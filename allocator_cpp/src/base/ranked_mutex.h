@@ -1,7 +1,6 @@
-// A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order.
-// Order, outermost first: registry, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a pool),
-// heap (one device), log.
-// Two lanes are held together only by a settle, in the order of their index.
+// A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order. Order,
+// outermost first: registry, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
+// pool), heap (one device), log. Two lanes are held together only by a settle, in the order of their index.
 #pragma once
 #include <mutex>
 

@@ -12,14 +12,15 @@ namespace pyalloc {
 namespace {
 
 constexpr size_t kGranule = 2 * kMiB;
-constexpr uint64_t kAddressesPerByte = 4;            // addresses of the coarse space per byte of device memory
-constexpr uint64_t kLaneAddressesPerByte = 2;        // and of each lane's
+constexpr uint64_t kAddressesPerByte = 4;      // addresses of the coarse space per byte of device memory
+constexpr uint64_t kLaneAddressesPerByte = 2;  // and of each lane's
 constexpr uint64_t kFewestAddresses = 16 * kGiB;
 constexpr size_t kLargestRequest = size_t{1} << 50;  // beyond any device; keeps sums from wrapping
 
 Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
   cuda::Result result = driver().device_attribute(&value, which, device);
-  return result == cuda::kSuccess ? kOk : driver_failure("cuDeviceGetAttribute", result, "asking what the device can do");
+  return result == cuda::kSuccess ? kOk
+                                  : driver_failure("cuDeviceGetAttribute", result, "asking what the device can do");
 }
 
 }  // namespace
@@ -34,14 +35,18 @@ Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr
   Status status = attribute(device, cuda::kAttrVirtualMemoryManagement, has_vmm);
   if (status != kOk) return status;
   if (has_vmm == 0 && options.caching) {
-    return fail(PYALLOC_NO_VMM, "device %d has no virtual memory management, which pyalloc needs; run without pyalloc (remove enable() and PYALLOC_CONF) on this device", ordinal);
+    return fail(PYALLOC_NO_VMM,
+                "device %d has no virtual memory management, which pyalloc needs; run without pyalloc (remove enable() "
+                "and PYALLOC_CONF) on this device",
+                ordinal);
   }
   size_t total = 0;
   result = driver().device_total(&total, device);
   if (result != cuda::kSuccess) return driver_failure("cuDeviceTotalMem", result, "asking for the device's memory");
   cuda::Context context = nullptr;
   result = driver().primary_retain(&context, device);
-  if (result != cuda::kSuccess) return driver_failure("cuDevicePrimaryCtxRetain", result, "taking the device's primary context");
+  if (result != cuda::kSuccess)
+    return driver_failure("cuDevicePrimaryCtxRetain", result, "taking the device's primary context");
   ContextScope scope(context);
   size_t granularity = 0;
   cuda::AllocationProp prop = granule_properties(ordinal);
@@ -58,7 +63,8 @@ Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr
   return kOk;
 }
 
-DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context context, size_t granule_bytes, uint64_t total)
+DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context context, size_t granule_bytes,
+                       uint64_t total)
     : device_(ordinal),
       context_(context),
       granule_bytes_(granule_bytes),
@@ -83,7 +89,8 @@ Status DeviceHeap::open_coarse() {
 DeviceHeap::~DeviceHeap() {
   ContextScope scope(context_);
   each_space([](Space& space) { remove_from_address_map(space); });
-  if (driver().context_synchronize() != cuda::kSuccess) {  // then stream by stream, slots of slabs that were kept included
+  if (driver().context_synchronize() !=
+      cuda::kSuccess) {  // then stream by stream, slots of slabs that were kept included
     for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
       clocks_.free_position(stream);
       clocks_.synchronize(stream);
@@ -102,8 +109,10 @@ void DeviceHeap::abandon() { clocks_.abandon(); }
 
 Lane* DeviceHeap::lane_of(cuda::Stream stream, bool owned) {
   owned = owned || reinterpret_cast<uintptr_t>(stream) <= 2;
-  std::atomic<Lane*>& seen = seen_lanes_[(reinterpret_cast<uintptr_t>(stream) >> 4) * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
-  if (Lane* lane = seen.load(std::memory_order_acquire); owned && lane != nullptr && lane->stream() == stream) return lane;
+  std::atomic<Lane*>& seen =
+      seen_lanes_[(reinterpret_cast<uintptr_t>(stream) >> 4) * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
+  if (Lane* lane = seen.load(std::memory_order_acquire); owned && lane != nullptr && lane->stream() == stream)
+    return lane;
   Lock making(lanes_mutex_);
   StreamIndex index = 0;
   {
@@ -112,10 +121,12 @@ Lane* DeviceHeap::lane_of(cuda::Stream stream, bool owned) {
     if (index != 0 && lanes_by_stream_.size() <= index) lanes_by_stream_.resize(index + size_t{1});
   }
   if (index == 0) {
-    fail(PYALLOC_INVALID_ARGUMENT, "more than 65,535 streams on device %d; reuse streams instead of creating new ones", device_);
+    fail(PYALLOC_INVALID_ARGUMENT, "more than 65,535 streams on device %d; reuse streams instead of creating new ones",
+         device_);
     return nullptr;
   }
-  if (lanes_by_stream_[index] == nullptr) lanes_by_stream_[index] = &lanes_.emplace_back(*this, block_counters_, stream, index, owned);
+  if (lanes_by_stream_[index] == nullptr)
+    lanes_by_stream_[index] = &lanes_.emplace_back(*this, block_counters_, stream, index, owned);
   if (owned) seen.store(lanes_by_stream_[index], std::memory_order_release);
   return lanes_by_stream_[index];
 }
@@ -124,7 +135,8 @@ Status DeviceHeap::make_space(Lane& lane) {
   Lock lock(mutex_);
   ContextScope scope(context_);
   auto space = std::make_unique<Space>(*this, &lane, backing_.next_space(), granule_bytes_, mapped_[kSmall]);
-  Status status = space->create(std::max(kFewestAddresses, kLaneAddressesPerByte * total_bytes()), kFewestAddresses / 4);
+  Status status =
+      space->create(std::max(kFewestAddresses, kLaneAddressesPerByte * total_bytes()), kFewestAddresses / 4);
   if (status != kOk) return status;
   space->memory().one_stream = true;
   backing_.add_space(space->memory());
@@ -141,9 +153,13 @@ uint64_t DeviceHeap::block_address(const Range& range) const {
   return guard_ ? address + committed_bytes(range) - align_up(range.requested, kUnit) : address;
 }
 
-size_t DeviceHeap::block_bytes(const Range& range) const { return guard_ ? align_up(range.requested, kUnit) : size_t{range.length} * kUnit; }
+size_t DeviceHeap::block_bytes(const Range& range) const {
+  return guard_ ? align_up(range.requested, kUnit) : size_t{range.length} * kUnit;
+}
 
-size_t DeviceHeap::committed_bytes(const Range& range) const { return size_t{range.length} * kUnit - (guard_ ? granule_bytes_ : 0); }
+size_t DeviceHeap::committed_bytes(const Range& range) const {
+  return size_t{range.length} * kUnit - (guard_ ? granule_bytes_ : 0);
+}
 
 Status DeviceHeap::allocate(cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
   if (bytes > kLargestRequest) {
@@ -171,7 +187,8 @@ Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
   {
     Lock lock(mutex_);
     NodeId id = kNoNode;
-    Status status = place(coarse_, static_cast<uint32_t>(wanted / kUnit), alignment, lane.index(), RangeState::kLive, bytes, id);
+    Status status =
+        place(coarse_, static_cast<uint32_t>(wanted / kUnit), alignment, lane.index(), RangeState::kLive, bytes, id);
     observe();
     if (status != kOk) return status;
     uint64_t address = block_address(coarse_.extents().range(id));
@@ -216,7 +233,9 @@ Status DeviceHeap::allocate_direct(cuda::Stream stream, size_t bytes, void** poi
 
 Status DeviceHeap::bad_free(uint64_t address) {
   count(counters_.bad_frees);
-  return fail(PYALLOC_UNKNOWN_POINTER, "0x%llx is not the start of a live pyalloc block on device %d: it was freed already, or is not from pyalloc",
+  return fail(PYALLOC_UNKNOWN_POINTER,
+              "0x%llx is not the start of a live pyalloc block on device %d: it was freed already, or is not from "
+              "pyalloc",
               static_cast<unsigned long long>(address), device_);
 }
 
@@ -283,14 +302,16 @@ bool DeviceHeap::deallocate_direct(uint64_t address, pyalloc_freed* freed, Statu
   direct_bytes_ -= block.bytes;
   direct_count_.store(direct_.size(), std::memory_order_relaxed);
   Kind kind = block.bytes > kMiB ? kLarge : kSmall;
-  block_counters_.extents().counters.take_back(kind, {1, static_cast<int64_t>(block.bytes), static_cast<int64_t>(block.requested)});
+  block_counters_.extents().counters.take_back(kind, {1, static_cast<int64_t>(block.bytes),
+                                                      static_cast<int64_t>(block.requested)});
   if (freed != nullptr) *freed = {device_, block.stream, block.requested, block.bytes};
   observe();
   status = kOk;
   return true;
 }
 
-// Checks that cost more than an operation, as `check:full` asks: what the heap's own lock guards. validate() checks the rest.
+// Checks that cost more than an operation, as `check:full` asks: what the heap's own lock guards. validate() checks the
+// rest.
 void DeviceHeap::self_check() {
   if (check_ != Check::kFull) return;
   std::string reason;

@@ -1,13 +1,15 @@
-// One device's heap: a lane for each stream (blocks up to 1 MiB), one coarse space for the larger blocks of all streams, the streams' clocks
-// and the memory behind it all.
+// One device's heap: a lane for each stream (blocks up to 1 MiB), one coarse space for the larger blocks of all
+// streams, the streams' clocks and the memory behind it all.
 //
-// allocate() tries once and never waits on the host: the ladder (reclaim/ladder.h) is what climbs further. A large block goes to
+// allocate() tries once and never waits on the host: the ladder (reclaim/ladder.h) is what climbs further. A large
+// block goes to
 //   1 own or clean ranges that need no granule       no driver call
 //   2 the same once other streams' finished ranges have become clean
 //   3 own or clean ranges, granules from the shelf or created below the budget
 //   4 another stream's range, after a wait on the GPU
 //   5 own or clean ranges with stolen granules, then granules created up to the limit
-// Lanes come here when a granule of theirs becomes used or idle; their spaces have no ranges of other streams, so 2 and 4 do not arise.
+// Lanes come here when a granule of theirs becomes used or idle; their spaces have no ranges of other streams, so 2 and
+// 4 do not arise.
 //
 // Locks: a lane's before the heap's. Public calls are made with none held unless they say otherwise.
 #pragma once
@@ -59,12 +61,12 @@ class DeviceHeap {
   bool deallocate_direct(uint64_t address, pyalloc_freed* freed, Status& status);
 
   // Rungs and chores; each says what it achieved.
-  bool poll_pending();                 // frees whose events are complete; true when some were
+  bool poll_pending();  // frees whose events are complete; true when some were
   void release_empty_slabs();
-  bool wait_for_events();              // host waits for every stream's frees; true when something became free
-  Status synchronize_context();        // then everything freed before is finished
-  uint64_t trim();                     // all idle memory to the driver, waiting for its streams; bytes
-  size_t undo_stale(size_t most);      // old mappings that are due; returns how many are left
+  bool wait_for_events();          // host waits for every stream's frees; true when something became free
+  Status synchronize_context();    // then everything freed before is finished
+  uint64_t trim();                 // all idle memory to the driver, waiting for its streams; bytes
+  size_t undo_stale(size_t most);  // old mappings that are due; returns how many are left
   uint64_t decay(int64_t idle_before_ms, size_t most);
   bool has_chores();
 
@@ -102,7 +104,8 @@ class DeviceHeap {
 
   // --- for lanes, called with the lane's lock held ---
   Status make_space(Lane& lane);
-  Status place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& placed);
+  Status place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested,
+                       NodeId& placed);
   void uncommit_in_lane(Lane& lane, const Range& range);
   void free_later(PendingFree pending, uint64_t address, cuda::Stream stream);
   Status bad_free(uint64_t address);
@@ -134,10 +137,12 @@ class DeviceHeap {
   NodeId live_coarse_at(uint64_t address) const;
 
   // placement.cpp; with the heap's lock held
-  Status place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed);
+  Status place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state,
+               uint64_t requested, NodeId& placed);
   void consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner, Choice& choice);
   void consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
-  Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state, uint64_t requested, NodeId& placed);
+  Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state,
+             uint64_t requested, NodeId& placed);
   bool clean_finished(Space& space);
   void release_coarse(NodeId id);
 
@@ -147,7 +152,8 @@ class DeviceHeap {
   void stamp_recorded(PendingFree& pending, uint64_t address, cuda::Stream home);
   void observe();
   template <class Visit>
-  void each_space(Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
+  void each_space(
+      Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
   size_t metadata_bytes(const Space& space) const;
   bool validate_locked(std::string& reason);
   void self_check();
@@ -167,15 +173,16 @@ class DeviceHeap {
   Space coarse_;
   std::deque<Lane> lanes_;
   std::vector<Lane*> lanes_by_stream_;
-  // By a hash of the stream, the lane seen there last: the hot path takes no lock to find one. Only of streams that keep their identity.
+  // By a hash of the stream, the lane seen there last: the hot path takes no lock to find one. Only of streams that
+  // keep their identity.
   static constexpr int kSeenLanesBits = 8;
   std::atomic<Lane*> seen_lanes_[1 << kSeenLanesBits] = {};
-  RankedMutex lanes_mutex_{Rank::kMaintenance};  // for making lanes
+  RankedMutex lanes_mutex_{Rank::kMaintenance};                      // for making lanes
   std::unordered_map<uint64_t, std::vector<StreamIndex>> recorded_;  // by address, streams of record_stream
-  RankedMutex pending_mutex_{Rank::kPending};  // one round of poll_pending at a time
+  RankedMutex pending_mutex_{Rank::kPending};                        // one round of poll_pending at a time
   std::vector<PendingFree> pending_;
   std::atomic<size_t> pending_count_{0};  // and those of finishing_
-  int64_t finishing_ = 0;  // taken off the list, not yet free in their lanes
+  int64_t finishing_ = 0;                 // taken off the list, not yet free in their lanes
   std::unordered_map<uint64_t, Direct> direct_;
   uint64_t direct_bytes_ = 0;
   std::atomic<size_t> direct_count_{0};

@@ -14,7 +14,9 @@ void move_to(History& history, int64_t now) {
   history.peak = std::max(history.peak, now);
 }
 
-pyalloc_stat stat_of(const History& history) { return {history.current, history.peak, history.allocated, history.freed}; }
+pyalloc_stat stat_of(const History& history) {
+  return {history.current, history.peak, history.allocated, history.freed};
+}
 
 }  // namespace
 
@@ -43,7 +45,8 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
   with_everything_locked([&](const Space& space) {
     const Extents& extents = space.extents();
     // The fresh end of a space is no split block.
-    free_ranges[space.coarse() ? kLarge : kSmall] += extents.free_ranges() - (extents.range(extents.last()).state == RangeState::kFree ? 1 : 0);
+    free_ranges[space.coarse() ? kLarge : kSmall] +=
+        extents.free_ranges() - (extents.range(extents.last()).state == RangeState::kFree ? 1 : 0);
     metadata += metadata_bytes(space);
   });
   Lock lock(mutex_);
@@ -53,7 +56,9 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
     to[PYALLOC_KIND_LARGE] = stat_of(large);
     to[PYALLOC_KIND_ALL] = stat_of(all);
   };
-  auto set_totals = [&](pyalloc_stat(&to)[PYALLOC_KINDS], const History(&from)[kKinds + 1]) { set(to, from[kSmall], from[kLarge], from[kKinds]); };
+  auto set_totals = [&](pyalloc_stat(&to)[PYALLOC_KINDS], const History(&from)[kKinds + 1]) {
+    set(to, from[kSmall], from[kLarge], from[kKinds]);
+  };
   set_totals(stats.allocation, totals.blocks);
   set_totals(stats.active, totals.active_blocks);
   set_totals(stats.allocated_bytes, totals.bytes);
@@ -74,7 +79,9 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
   counters_.idle_bytes = granules.idle() * granule;
   counters_.stale_mappings = static_cast<int64_t>(backing_.stale_mappings());
   counters_.pending_frees = static_cast<int64_t>(pending_.size()) + finishing_;
-  counters_.metadata_bytes = static_cast<int64_t>(metadata + backing_.granules().metadata_bytes() + (recorded_.size() + direct_.size()) * 64 + pending_.capacity() * sizeof(PendingFree));
+  counters_.metadata_bytes =
+      static_cast<int64_t>(metadata + backing_.granules().metadata_bytes() + (recorded_.size() + direct_.size()) * 64 +
+                           pending_.capacity() * sizeof(PendingFree));
 #define PYALLOC_STAT_GROUP(name, unit, help)
 #define PYALLOC_STAT_VALUE(name, kind, unit, help) stats.name = counters_.name.load(std::memory_order_relaxed);
 #include "pyalloc/stat_fields.def"
@@ -95,7 +102,8 @@ void DeviceHeap::reset_peak_stats() {
   Lock lock(mutex_);
   observe();
   for (int kind = 0; kind <= kKinds; ++kind) {
-    for (History* history : {&segments_[kind], &reserved_[kind], &free_ranges_[kind], &inactive_bytes_[kind]}) history->peak = history->current;
+    for (History* history : {&segments_[kind], &reserved_[kind], &free_ranges_[kind], &inactive_bytes_[kind]})
+      history->peak = history->current;
   }
 }
 
@@ -103,10 +111,12 @@ void DeviceHeap::reset_accumulated_stats() {
   block_counters_.reset_accumulated();
   Lock lock(mutex_);
   for (int kind = 0; kind <= kKinds; ++kind) {
-    for (History* history : {&segments_[kind], &reserved_[kind], &free_ranges_[kind], &inactive_bytes_[kind]}) history->allocated = history->freed = 0;
+    for (History* history : {&segments_[kind], &reserved_[kind], &free_ranges_[kind], &inactive_bytes_[kind]})
+      history->allocated = history->freed = 0;
   }
-  for (std::atomic<int64_t>* counter : {&counters_.num_alloc_retries, &counters_.num_ooms, &counters_.num_sync_all_streams, &counters_.num_device_alloc, &counters_.num_device_free,
-                                        &counters_.num_oom_rejections}) {
+  for (std::atomic<int64_t>* counter :
+       {&counters_.num_alloc_retries, &counters_.num_ooms, &counters_.num_sync_all_streams, &counters_.num_device_alloc,
+        &counters_.num_device_free, &counters_.num_oom_rejections}) {
     counter->store(0, std::memory_order_relaxed);
   }
 }
@@ -156,7 +166,8 @@ bool DeviceHeap::validate_locked(std::string& reason) {
     totals[space.coarse() ? kLarge : kSmall].segments += space.memory().segments();
     for (NodeId id = space.extents().first(); good && id != kNoNode; id = space.extents().range(id).next) {
       const Range& range = space.extents().range(id);
-      if (range.state == RangeState::kLive) live += static_cast<int64_t>(space.coarse() ? block_bytes(range) : range.length * kUnit);
+      if (range.state == RangeState::kLive)
+        live += static_cast<int64_t>(space.coarse() ? block_bytes(range) : range.length * kUnit);
       waiting += range.state == RangeState::kPending;
       if (range.state != RangeState::kSlab) continue;
       const Slab* slab = space.slab_at(space.address(range));
@@ -165,7 +176,8 @@ bool DeviceHeap::validate_locked(std::string& reason) {
         in_use += slab->live(slot);
         pending += Slab::test(slab->pending_bits, slot);
       }
-      if (in_use + pending + slab->free_slots != slab->slots) good = false, reason = "heap: a slab's slots do not add up";
+      if (in_use + pending + slab->free_slots != slab->slots)
+        good = false, reason = "heap: a slab's slots do not add up";
       live += in_use * static_cast<int64_t>(slab->slot_bytes);
       waiting += pending;
     }
@@ -173,13 +185,18 @@ bool DeviceHeap::validate_locked(std::string& reason) {
   if (!good) return false;
   // While another thread finishes pending frees of lanes, some of them are free already.
   auto listed = static_cast<int64_t>(pending_.size());
-  if (waiting < listed || waiting > listed + finishing_) return reason = "heap: pending frees and pending blocks disagree", false;
+  if (waiting < listed || waiting > listed + finishing_)
+    return reason = "heap: pending frees and pending blocks disagree", false;
   for (Kind kind : {kSmall, kLarge}) {
-    if (totals[kind].slots != mapped_[kind].slots || totals[kind].segments != mapped_[kind].segments) return reason = "heap: its sums over spaces are wrong", false;
+    if (totals[kind].slots != mapped_[kind].slots || totals[kind].segments != mapped_[kind].segments)
+      return reason = "heap: its sums over spaces are wrong", false;
   }
   int64_t counted = block_counters_.live_bytes_locked();
   // A block is counted after it is placed; only the first of a new peak is so without a lock in between.
-  if (counted > live) return reason = "heap: the counters say " + std::to_string(counted) + " live bytes, the blocks " + std::to_string(live), false;
+  if (counted > live)
+    return reason =
+               "heap: the counters say " + std::to_string(counted) + " live bytes, the blocks " + std::to_string(live),
+           false;
   return true;
 }
 

@@ -7,7 +7,10 @@
 namespace pyalloc {
 
 Status DeviceHeap::find_block(Space& space, uint64_t address, pyalloc_block_info& info) {
-  auto unknown = [&] { return fail(PYALLOC_UNKNOWN_POINTER, "0x%llx is not inside a live pyalloc block on device %d", static_cast<unsigned long long>(address), device_); };
+  auto unknown = [&] {
+    return fail(PYALLOC_UNKNOWN_POINTER, "0x%llx is not inside a live pyalloc block on device %d",
+                static_cast<unsigned long long>(address), device_);
+  };
   if (space.lane() != nullptr && !space.lane()->describe(address, info)) return unknown();
   Lock lock(mutex_);
   if (space.lane() == nullptr) {
@@ -33,7 +36,8 @@ Status DeviceHeap::record_stream(Space& space, uint64_t address, cuda::Stream st
   Lane* user = lane_of(stream, owned);
   if (user == nullptr) return PYALLOC_INVALID_ARGUMENT;
   auto unknown = [&] {
-    return fail(PYALLOC_UNKNOWN_POINTER, "record_stream: 0x%llx is not the start of a live pyalloc block on device %d", static_cast<unsigned long long>(address), device_);
+    return fail(PYALLOC_UNKNOWN_POINTER, "record_stream: 0x%llx is not the start of a live pyalloc block on device %d",
+                static_cast<unsigned long long>(address), device_);
   };
   if (space.lane() == user) return kOk;  // its own stream: stream order already protects it
   if (space.lane() != nullptr && !space.lane()->mark_recorded(address)) return unknown();
