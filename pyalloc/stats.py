@@ -8,8 +8,8 @@ _HISTORY = ("current", "peak", "allocated", "freed")
 
 
 def device_stats(device: int = 0) -> dict[str, Any]:
-    """Statistics of one device, nested as torch.cuda.memory_stats_as_nested_dict nests them, with pyalloc's own counters
-    beside.
+    """Statistics of one device, nested as torch.cuda.memory_stats_as_nested_dict nests them, with pyalloc's own
+    counters beside.
 
     A group such as "allocated_bytes" is {"all" | "small_pool" | "large_pool": {"current" | "peak" | "allocated" |
     "freed": int}}; a counter such as "stolen_granules" is an int. Sizes are in bytes. All zero before the device's

@@ -28,7 +28,8 @@ typedef enum pyalloc_status {
 } pyalloc_status;
 
 typedef enum pyalloc_stream_flags {
-  PYALLOC_STREAM_OWNED = 1 /* torch keeps this stream for ever: one lazy event may cover many frees. Others are stamped at free. */
+  PYALLOC_STREAM_OWNED =
+      1 /* torch keeps this stream for ever: one lazy event may cover many frees. Others are stamped at free. */
 } pyalloc_stream_flags;
 
 uint32_t pyalloc_abi_version(void);
@@ -69,7 +70,7 @@ pyalloc_status pyalloc_record_stream(void* pointer, void* stream, uint32_t strea
 typedef struct pyalloc_block_info {
   uint32_t size;
   int device;
-  void* block;      /* start of the block that contains the address */
+  void* block; /* start of the block that contains the address */
   void* stream;
   size_t requested;
   size_t allocated;
@@ -94,7 +95,12 @@ pyalloc_status pyalloc_maintain(int device);
 typedef struct pyalloc_stat {
   int64_t current, peak, allocated, freed;
 } pyalloc_stat;
-enum { PYALLOC_KIND_ALL = 0, PYALLOC_KIND_SMALL = 1, PYALLOC_KIND_LARGE = 2, PYALLOC_KINDS = 3 }; /* large: over 1 MiB */
+enum {
+  PYALLOC_KIND_ALL = 0,
+  PYALLOC_KIND_SMALL = 1,
+  PYALLOC_KIND_LARGE = 2,
+  PYALLOC_KINDS = 3
+}; /* large: over 1 MiB */
 typedef struct pyalloc_device_stats {
   uint32_t size;
   uint32_t version;
@@ -114,7 +120,11 @@ pyalloc_status pyalloc_largest_free(int device, uint64_t* bytes);
 size_t pyalloc_stat_fields_json(char* buffer, size_t capacity);
 
 /* --- snapshot: segments in address order, each followed by its blocks without gaps --- */
-typedef enum pyalloc_block_state { PYALLOC_BLOCK_LIVE = 0, PYALLOC_BLOCK_PENDING = 1, PYALLOC_BLOCK_FREE = 2 } pyalloc_block_state;
+typedef enum pyalloc_block_state {
+  PYALLOC_BLOCK_LIVE = 0,
+  PYALLOC_BLOCK_PENDING = 1,
+  PYALLOC_BLOCK_FREE = 2
+} pyalloc_block_state;
 typedef struct pyalloc_segment_view {
   int device;
   int large; /* holds blocks over 1 MiB */
@@ -141,7 +151,8 @@ pyalloc_status pyalloc_snapshot(int device, void* context, pyalloc_segment_fn se
 typedef uint64_t (*pyalloc_reclaim_fn)(void* context, int device, size_t bytes);
 pyalloc_status pyalloc_add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority);
 /* Told of every out-of-memory before it is returned: bytes asked, device total and free, and whether a limit of ours refused it. */
-typedef void (*pyalloc_oom_fn)(void* context, int device, size_t bytes, size_t device_total, size_t device_free, int rejected_by_limit);
+typedef void (*pyalloc_oom_fn)(void* context, int device, size_t bytes, size_t device_total, size_t device_free,
+                               int rejected_by_limit);
 pyalloc_status pyalloc_add_oom_observer(pyalloc_oom_fn fn, void* context);
 
 /* --- checks --- */
