@@ -29,7 +29,7 @@ int simgpu_reset(const char* configuration);
 
 /* --- streams --- */
 int simgpu_set_stream_mode(const char* mode, uint64_t seed); /* "immediate", "deferred" or "timed" */
-void simgpu_set_work_time(double us_per_operation);          /* timed: virtual microseconds one operation takes on its stream */
+void simgpu_set_work_time(double us_per_operation); /* timed: virtual microseconds one operation takes on its stream */
 /* Completes up to n queued operations (-1: all), chosen by the seed among streams that can go on. Returns how many completed. */
 int64_t simgpu_step(int64_t n);
 int64_t simgpu_pending(void); /* operations enqueued and not yet complete, all devices */
@@ -39,17 +39,20 @@ typedef struct simgpu_span {
   uint64_t address;
   uint64_t bytes;
 } simgpu_span;
-int simgpu_launch(void* stream, const simgpu_span* reads, size_t n_reads, const simgpu_span* writes, size_t n_writes, uint8_t value);
+int simgpu_launch(void* stream, const simgpu_span* reads, size_t n_reads, const simgpu_span* writes, size_t n_writes,
+                  uint8_t value);
 
 /* --- calls and costs --- */
-int64_t simgpu_calls(const char* entry_point); /* since load or the last simgpu_reset_calls; -1: unknown name; null: all cuMem* calls */
+int64_t simgpu_calls(
+    const char* entry_point); /* since load or the last simgpu_reset_calls; -1: unknown name; null: all cuMem* calls */
 void simgpu_reset_calls(void);
 /* Writes {"cuMemMap": 12, ...} (entry points called at least once) and returns the length it needs. */
 size_t simgpu_calls_json(char* buffer, size_t capacity);
 /* Virtual microseconds charged per call, per mapping and per MiB. Returns -1 for an unknown entry point. */
 int simgpu_set_cost(const char* entry_point, double per_call, double per_mapping, double per_mib);
-double simgpu_clock_us(void);            /* the virtual clock: costs charged plus simgpu_advance */
-double simgpu_charged_us(void);          /* costs charged since load; unlike the clock it does not move with waits and simgpu_advance */
+double simgpu_clock_us(void); /* the virtual clock: costs charged plus simgpu_advance */
+double simgpu_charged_us(
+    void); /* costs charged since load; unlike the clock it does not move with waits and simgpu_advance */
 /* 0: costs are charged but leave the clock alone, which then moves with simgpu_advance and waits only. 1, the default: they move it. */
 void simgpu_set_cost_moves_clock(int on);
 void simgpu_advance(double us);
@@ -67,7 +70,7 @@ void simgpu_clear_violations(void);
 
 /* --- memory --- */
 int simgpu_set_capacity(int device, uint64_t bytes);
-uint64_t simgpu_used(int device);   /* physical bytes in use, all processes of the session */
+uint64_t simgpu_used(int device); /* physical bytes in use, all processes of the session */
 /* What a monitoring library (NVML) reads; none of these needs cuInit, and CUDA_VISIBLE_DEVICES does not hide devices from them. */
 int simgpu_device_count(void);
 uint64_t simgpu_capacity(int device);
@@ -81,8 +84,9 @@ uint64_t simgpu_resident(void);
 
 /* --- the ordering oracle --- (called by an allocator through its driver table; null on a real driver) */
 int simgpu_oracle_enabled(void);
-void simgpu_oracle_alloc(uint64_t address, size_t bytes, void* stream);  /* block handed out for use on stream */
-void simgpu_oracle_free(uint64_t address, size_t bytes, void* stream);   /* last use on stream is enqueued before this call */
+void simgpu_oracle_alloc(uint64_t address, size_t bytes, void* stream); /* block handed out for use on stream */
+void simgpu_oracle_free(uint64_t address, size_t bytes,
+                        void* stream); /* last use on stream is enqueued before this call */
 void simgpu_oracle_record(uint64_t address, size_t bytes, void* stream); /* also used on stream up to the free */
 
 #ifdef __cplusplus
