@@ -115,6 +115,40 @@ TEST(blocks_never_overlap) {
   CHECK_EQ(simgpu_used(0), uint64_t{0});
 }
 
+// Sizes from 16 KiB to 256 KiB are extents while there are few of them and slots of slabs when there are many.
+TEST(middle_sizes_as_extents_and_as_slots) {
+  Gpu gpu("memory:512MiB", "check:full");
+  void* stream = gpu.stream();
+  for (size_t bytes : {16 * kKiB + 1, 20 * kKiB, 33 * kKiB, 100 * kKiB, 255 * kKiB + 1, 256 * kKiB, 256 * kKiB + 1}) {
+    std::vector<void*> blocks;
+    Random random(bytes);
+    for (int round = 0; round < 3; ++round) {
+      for (int i = 0; i < 150; ++i) {
+        blocks.push_back(allocate(bytes, stream));
+        CHECK(blocks.back() != nullptr);
+        CHECK(fill(stream, blocks.back(), bytes, static_cast<uint8_t>(1 + address(blocks.back()) / 512 % 251)));
+        if (i % 10 == 0) CHECK_EQ(pyalloc_record_stream(blocks.back(), nullptr, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+      }
+      CHECK(valid());
+      CHECK_EQ(stats().allocation[0].current, static_cast<int64_t>(blocks.size()));
+      while (blocks.size() > static_cast<size_t>(round == 2 ? 0 : 40)) {
+        size_t at = random.below(blocks.size());
+        void* block = blocks[at];
+        blocks[at] = blocks.back();
+        blocks.pop_back();
+        CHECK(holds(block, bytes, static_cast<uint8_t>(1 + address(block) / 512 % 251)));
+        CHECK_EQ(deallocate(block), PYALLOC_OK);
+        CHECK_EQ(deallocate(block), PYALLOC_UNKNOWN_POINTER);
+      }
+      CHECK(valid());
+    }
+  }
+  pyalloc_maintain(0);
+  trim();
+  CHECK_EQ(stats().active[0].current, int64_t{0});
+  CHECK_EQ(simgpu_used(0), uint64_t{0});
+}
+
 TEST(wrong_frees_leave_the_heap_intact) {
   Gpu gpu("memory:256MiB");
   for (size_t bytes : {size_t{1}, size_t{512}, size_t{700}, 16 * kKiB, 16 * kKiB + 1, kMiB, kMiB + 1, 5 * kMiB}) {
