@@ -129,7 +129,7 @@ def summarise(raw: Mapping[str, Any], prepared: PreparedTrace) -> dict[str, Any]
         "driver_calls": memory_calls(calls),
         "events": calls["cuEventRecord"],
         "waits": calls["cuStreamWaitEvent"],
-        "device_syncs": calls.get("cuCtxSynchronize", 0),
+        "device_syncs": calls.get("cuCtxSynchronize", 0) + calls.get("cuMemFree", 0),  # a free waits for the device
         "other_syncs": calls.get("cuStreamSynchronize", 0) + calls.get("cuEventSynchronize", 0),
         "retries": raw["retries"],
         "modelled_driver_us": round(raw["path_us"] + raw["background_us"], 1),
