@@ -3,6 +3,7 @@
 
     tools/docs.py options            the table of options, from the library's own table
     tools/docs.py demo DEMO.json     the table of figures and the chart, from `tools/demo --json | tail -n 1 >DEMO.json`
+    tools/docs.py bench              the tables of tools/bench/results/report.json, which tools/bench/report.py writes
 
 With --check, `options` changes nothing and fails when README.md is out of date.
 """
@@ -18,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 CHART = ROOT / "examples" / "serve_trace.svg"
+RESULTS = ROOT / "tools" / "bench" / "results" / "report.json"
 GIB = 1 << 30
 
 
@@ -125,11 +127,22 @@ def chart(report: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+# --- bench ---
+
+
+def bench_tables(report: dict[str, Any]) -> str:
+    """Markdown of a whole report of the benchmarks."""
+    sys.path.insert(0, str(ROOT / "tools" / "bench"))
+    from benchlib import pages
+
+    return pages.readme(report) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="options: change nothing, fail when out of date")
-    parser.add_argument("part", choices=("options", "demo"))
-    parser.add_argument("file", nargs="?", type=Path, help="demo: its JSON line")
+    parser.add_argument("part", choices=("options", "demo", "bench"))
+    parser.add_argument("file", nargs="?", type=Path, help="demo: its JSON line; bench: another report.json")
     args = parser.parse_args()
     text = README.read_text(encoding="utf-8")
     if args.part == "options":
@@ -140,6 +153,9 @@ def main() -> int:
                     "README.md: the table of options is out of date; tools/docs.py options writes it", file=sys.stderr
                 )
             return int(new != text)
+    elif args.part == "bench":
+        report = json.loads((args.file or RESULTS).read_text(encoding="utf-8"))
+        new = replace_block(text, "bench", bench_tables(report))
     else:
         if args.file is None:
             parser.error("demo: name the file that holds the demo's JSON line")

@@ -44,6 +44,34 @@ def page(report: Report, pictures: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def readme(report: Report) -> str:
+    """What README.md shows of a whole report: verdicts, memory and time, without the recorded traces and RMM's grid."""
+    runs, order = report["replays"], ("native", "expandable", "pyalloc")
+    header = [
+        "trace, peak live",
+        *(f"reserved / live: {one}" for one in order),
+        *(f"smallest device: {one}" for one in order),
+    ]
+    rows: list[list[object]] = []
+    for name in report["captures"]:
+        row: list[object] = [f"{name}, {show(runs[f'ample/{name}/native']['live_peak_bytes'])}"]
+        row += [f"{runs[f'ample/{name}/{one}']['ratio']:.3f}" for one in order]
+        rows.append([*row, *(f"{runs[f'smallest/{name}/{one}']['ratio']:.3f}" for one in order)])
+    times = []
+    for case, words in LATENCY_ROWS:
+        found = report["latency"]["ns"][case]
+        medians: list[object] = [f"{found[one]['median']:,.0f}" for one in order]
+        times.append([words, *medians, f"{found['pyalloc']['median'] / found['native']['median']:.2f}"])
+    return "\n\n".join(
+        [
+            markdown(header, rows),
+            markdown(["ns per free and allocation", *order, "pyalloc / native"], times),
+            verdicts(report),
+            f"{machine.one_line(report['machine'])}.",
+        ]
+    )
+
+
 def introduction(report: Report) -> str:
     return "\n\n".join(
         [
