@@ -98,7 +98,9 @@ def test_a_stream_torch_does_not_own(run_on_simgpu: Run) -> None:
             """
             import ctypes
             torch.cuda.init()
-            runtime = ctypes.CDLL(None)
+            runtime = ctypes.CDLL(None)             # the simulated one is there, the real one a dependency of torch
+            if not hasattr(runtime, "cudaStreamCreateWithFlags"):
+                runtime = ctypes.CDLL("libcudart.so." + torch.version.cuda.split(".")[0])
             handle = ctypes.c_void_p()
             assert runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
             stream = torch.cuda.ExternalStream(handle.value)

@@ -46,8 +46,8 @@ del y
 # The cached two GiB can be had together with what the driver has free.
 expected = torch.cuda.mem_get_info()[0] + (2 << 30)
 assert calls.largest_block(0) >= expected
-torch.cuda.set_per_process_memory_fraction(0.5)
-assert calls.largest_block(0) < expected
+torch.cuda.set_per_process_memory_fraction((4 << 30) / total)
+assert (3 << 30) < calls.largest_block(0) <= (4 << 30)
 assert torch.empty(calls.largest_block(0), dtype=torch.uint8, device="cuda").data_ptr() != 0
 torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -63,7 +63,7 @@ for message in (calls.share_ipc(ctypes.c_void_p(x.data_ptr())), calls.open_ipc()
 if hasattr(calls, "observe_rejections"):
     calls.observe_rejections()
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(0.25)
+    torch.cuda.set_per_process_memory_fraction((2 << 30) / total)
     bytes_ = ctypes.c_long()
     try:
         torch.empty(3 << 30, dtype=torch.uint8, device="cuda")

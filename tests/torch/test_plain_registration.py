@@ -96,7 +96,7 @@ def test_the_fraction_is_enforced(run_on_simgpu: Run) -> None:
         REGISTER["off"]
         + """
 import torch
-torch.cuda.set_per_process_memory_fraction(0.25)
+torch.cuda.set_per_process_memory_fraction((2 << 30) / torch.cuda.mem_get_info()[1])
 assert torch.empty(1 << 30, dtype=torch.uint8, device="cuda").data_ptr() != 0
 assert torch.empty(3 << 30, dtype=torch.uint8, device="cuda").data_ptr() == 0
 """
