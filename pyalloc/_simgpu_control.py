@@ -34,6 +34,7 @@ class Simulation:
         for name in ("simgpu_calls_json", "simgpu_violation"):
             getattr(driver, name).restype = ctypes.c_size_t
         driver.simgpu_clock_us.restype = ctypes.c_double
+        driver.simgpu_charged_us.restype = ctypes.c_double
 
     # --- streams ---
 
@@ -93,6 +94,10 @@ class Simulation:
     def clock(self) -> float:
         """The virtual clock, in microseconds."""
         return float(self._driver.simgpu_clock_us())
+
+    def charged(self) -> float:
+        """Costs charged since the start, in microseconds; unlike the clock, waits and advance() do not move it."""
+        return float(self._driver.simgpu_charged_us())
 
     def advance(self, microseconds: float) -> None:
         self._driver.simgpu_advance(ctypes.c_double(microseconds))
