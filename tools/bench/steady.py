@@ -13,7 +13,7 @@ from benchlib import costs, machine, output
 from benchlib.capacity import show
 from benchlib.replays import PreparedTrace, Setting, replay
 from benchlib.workers import ALLOCATORS, Workers
-from benchlib.workloads import WARM_CYCLES, WORKLOADS, build, generate
+from benchlib.workloads import WARM_STEPS, WORKLOADS, build, generate
 
 from pyalloc.trace_file import TraceWriter, open_for_writing
 
@@ -83,7 +83,8 @@ def as_text(results: list[dict[str, Any]]) -> str:
         row = [one["trace"], one["allocator"], one["ops"], show(one["live_peak_bytes"]), one["ratio"], calls, late]
         rows.append([*row, one["events"], one["waits"]])
     lines = [output.table(header, rows)]
-    lines += [f"{name}: {work.words}; warm after {WARM_CYCLES * work.cycle} steps" for name, work in WORKLOADS.items()]
+    lines += [f"{name}: {work.words}" for name, work in WORKLOADS.items()]
+    lines.append(f"warm after {WARM_STEPS} steps")
     return "\n".join(lines)
 
 

@@ -217,17 +217,16 @@ def fsdp(program: Program, layers: int) -> Callable[[int], None]:
 class Workload:
     start: Callable[[Program, int], Callable[[int], None]]
     layers: int
-    cycle: int  # steps after which everything has been seen once
     words: str
 
 
 WORKLOADS = {
-    "prefill": Workload(prefill, 16, 4, "prompts of four lengths, fixed KV cache"),
-    "decode": Workload(decode, 16, 6, "one token for a batch of 60 to 64"),
-    "train": Workload(train, 8, 1, "forward, backward, AdamW"),
-    "fsdp": Workload(fsdp, 12, 4, "sharded training on two streams"),
+    "prefill": Workload(prefill, 16, "prompts of four lengths, fixed KV cache"),
+    "decode": Workload(decode, 16, "one token for a batch of 60 to 64"),
+    "train": Workload(train, 8, "forward, backward, AdamW"),
+    "fsdp": Workload(fsdp, 12, "sharded training on two streams"),
 }
-WARM_CYCLES = 2
+WARM_STEPS = 12  # whole cycles of every workload
 
 
 def generate(name: str, steps: int, sink: Sink) -> int:
@@ -236,14 +235,12 @@ def generate(name: str, steps: int, sink: Sink) -> int:
     """
     if name not in WORKLOADS:
         raise BenchError(f"workload {name!r} is unknown; expected {', '.join(WORKLOADS)}")
-    workload = WORKLOADS[name]
     program = Program(sink)
-    step = workload.start(program, workload.layers)
-    warm = WARM_CYCLES * workload.cycle
-    for number in range(warm):
+    step = WORKLOADS[name].start(program, WORKLOADS[name].layers)
+    for number in range(WARM_STEPS):
         step(number)
     split = program.rows
-    for number in range(warm, warm + steps):
+    for number in range(WARM_STEPS, WARM_STEPS + steps):
         step(number)
     return split
 
