@@ -48,13 +48,13 @@ def run(command: list[str], limit: int, environment: dict[str, str]) -> dict[str
     return {"exit_code": code, "seconds": round(time.monotonic() - started, 1), "output": output}
 
 
-def simulated(arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "pyalloc.simgpu", "--memory", "80GiB", *arguments]
+def simulated(arguments: list[str], memory: str) -> list[str]:
+    return [sys.executable, "-m", "pyalloc.simgpu", "--memory", memory, *arguments]
 
 
 def check_measure(dry_run: bool, environment: dict[str, str]) -> dict[str, Any]:
     script = str(ROOT / "tools" / "gpu_measure.py")
-    command = simulated([script, "--small"]) if dry_run else [sys.executable, script]
+    command = simulated([script, "--small"], "80GiB") if dry_run else [sys.executable, script]
     result = run(command, SECONDS["measure"], environment)
     lines = result["output"].strip().splitlines()
     if result["exit_code"] == 0 and lines and lines[-1].startswith("{"):
@@ -70,7 +70,7 @@ def check_tests(name: str, files: list[Path], dry_run: bool, environment: dict[s
     def one(file: Path) -> dict[str, Any]:
         left = SECONDS[name] - int(time.monotonic() - started)
         arguments = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(file)]
-        command = simulated(arguments) if dry_run else [sys.executable, *arguments]
+        command = simulated(arguments, "8GiB") if dry_run else [sys.executable, *arguments]
         result = run(command, max(1, left), environment)
         counts = {word: int(number) for number, word in SUMMARY.findall(result["output"][-400:])}
         return {"file": file.name, "counts": counts, **result, "output": result["output"][-8000:]}

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support import need
+from support import ON_DEVICE, need, on_device_command
 
 from pyalloc.errors import PyallocError
 from pyalloc.simgpu import Settings, environment
@@ -61,6 +61,8 @@ def run_on_simgpu(tmp_path: Path) -> Run:
             str(script),
             *args,
         ]
+        if ON_DEVICE:
+            command = [*on_device_command(script, devices, streams != "immediate" or oracle), *args]
         done = subprocess.run(
             command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
         )
