@@ -32,7 +32,7 @@ examples:
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("replays", "latency")
 _BESIDES = (".driver.csv.gz", ".blocks.csv.gz")
-RMM_SCALE = 0.05
+RMM_SCALE = 0.1
 
 
 def main() -> int:

@@ -95,7 +95,7 @@ def _core(native: _Native, scale: float, live: list[int]) -> dict[str, float]:
 
 
 def _rmm(native: _Native, scale: float, grid: list[tuple[int, int]]) -> dict[str, float]:
-    return {f"rmm_{count}x{mib}": native.rmm(max(100, int(count * scale)), mib) for count, mib in grid}
+    return {f"rmm_{count}x{mib}": native.rmm(max(min(count, 1000), int(count * scale)), mib) for count, mib in grid}
 
 
 def _threads(native: _Native, scale: float, threads: list[int]) -> dict[str, float]:
