@@ -4,11 +4,12 @@
  * them through ctypes (pyalloc/simgpu.py). Strings returned are static or copied into the caller's buffer; all calls are thread-safe.
  *
  * The simulation is configured once, at load, from the environment variable PYALLOC_SIMGPU:
- *   "memory:80GiB,devices:1,streams:immediate,seed:1,oracle:off,session:NAME"
+ *   "memory:80GiB,devices:1,streams:immediate,seed:1,oracle:off,vmm:on,session:NAME"
  * memory   capacity of each device                 devices  1 to 8
  * streams  immediate: work completes as it is enqueued; deferred: it completes on query (seeded, in part), synchronise or step;
  *          timed: it completes after the virtual time set with simgpu_set_work_time
  * oracle   on: blocks noted by an allocator are checked for stream order at unmap, release and reuse
+ * vmm      off: the devices say that they have no virtual memory management, as old ones do
  * session  names the shared state, so that child processes share the devices' capacity; made by the first process
  */
 #pragma once

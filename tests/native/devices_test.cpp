@@ -94,3 +94,23 @@ TEST(a_thread_without_a_context_may_allocate) {
   trim();
   CHECK_EQ(simgpu_used(0) + simgpu_used(1), uint64_t{0});
 }
+
+TEST(a_device_without_virtual_memory_management_is_refused_at_once) {
+  CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
+  CHECK_EQ(simgpu_reset("memory:64MiB,vmm:off"), 0);
+  CHECK_EQ(cuInit(0), pyalloc::cuda::kSuccess);
+  CHECK_EQ(pyalloc_init(1), PYALLOC_NO_VMM);
+  CHECK(std::string(pyalloc_last_error()).find("run without pyalloc") != std::string::npos);
+  void* block = nullptr;
+  CHECK_EQ(pyalloc_allocate(0, nullptr, 0, 512, &block), PYALLOC_NO_VMM);  // plain registration may come without init
+  CHECK(block == nullptr);
+  CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
+  CHECK_EQ(simgpu_reset("memory:64MiB"), 0);
+}
+
+TEST(statistics_are_of_one_device) {
+  Gpu gpu("memory:64MiB");
+  pyalloc_device_stats all{};
+  all.size = sizeof all;
+  CHECK_EQ(pyalloc_get_stats(-1, &all), PYALLOC_INVALID_ARGUMENT);
+}

@@ -260,3 +260,25 @@ def test_two_threads_at_once(run_on_simgpu: Run) -> None:
         """,
         env={"PYALLOC_CONF": "enable:True,bridge:require"},
     )
+
+
+def test_a_device_without_virtual_memory_management(run_on_simgpu: Run) -> None:
+    result = run_on_simgpu(
+        """
+        import ctypes
+
+        assert ctypes.CDLL("libcuda.so.1").simgpu_reset(b"memory:8GiB,vmm:off") == 0
+        import pyalloc
+
+        pyalloc.enable(bridge="require")
+        import torch
+
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:
+            print("refused:", error)
+        """
+    )
+    assert "refused:" in result.stdout
+    assert "no virtual memory management" in result.stdout
+    assert "run without pyalloc" in result.stdout

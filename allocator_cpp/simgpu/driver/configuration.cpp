@@ -62,6 +62,7 @@ const char* set_value(Configuration* out, const std::string& key, const std::str
   if (key == "streams") return parse_stream_mode(value, &out->streams) ? nullptr : "immediate, deferred or timed";
   if (key == "seed") return parse_integer(value, 0, UINT64_MAX, &out->seed) ? nullptr : "a whole number";
   if (key == "oracle") return parse_switch(value, &out->oracle) ? nullptr : "on or off";
+  if (key == "vmm") return parse_switch(value, &out->vmm) ? nullptr : "on or off";
   if (key == "session") {
     if (!valid_session(value)) return "1 to 64 letters, digits, '-', '_' or '.'";
     out->session = value;
@@ -94,7 +95,8 @@ bool parse_configuration(const std::string& text, Configuration* out, std::strin
     const char* expected = set_value(&parsed, key, value);
     if (expected == nullptr) continue;
     if (std::string(expected) == "key") {
-      *error = "PYALLOC_SIMGPU: unknown key '" + key + "'; expected memory, devices, streams, seed, oracle or session";
+      *error =
+          "PYALLOC_SIMGPU: unknown key '" + key + "'; expected memory, devices, streams, seed, oracle, vmm or session";
     } else {
       *error = "PYALLOC_SIMGPU: " + key + ":" + value + " is not valid; expected " + expected;
     }

@@ -1,4 +1,5 @@
-// The simulation's configuration, parsed from "memory:80GiB,devices:1,streams:immediate,seed:1,oracle:off,session:NAME"
+// The simulation's configuration, parsed from "memory:80GiB,devices:1,streams:immediate,seed:1,oracle:off,vmm:on,
+// session:NAME"
 // (environment variable PYALLOC_SIMGPU, or simgpu_reset). Keys not named keep their default.
 #pragma once
 #include <cstdint>
@@ -17,6 +18,7 @@ struct Configuration {
   StreamMode streams = StreamMode::kImmediate;
   uint64_t seed = 1;
   bool oracle = false;
+  bool vmm = true;      // whether the devices say they have virtual memory management
   std::string session;  // empty: this process alone
 };
 

@@ -99,6 +99,7 @@ SIMGPU_API Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, De
   if (find_device(sim, device) == nullptr) return kInvalidDevice;
   constexpr int kPciBusId = 33;
   *value = attribute == kPciBusId ? kFirstPciBus + find_device(sim, device)->number : attribute_value(attribute);
+  if (attribute == kAttrVirtualMemoryManagement && !sim.configuration.vmm) *value = 0;
   return kSuccess;
 }
 

@@ -185,6 +185,7 @@ pyalloc_status pyalloc_maintain(int device) {
 pyalloc_status pyalloc_get_stats(int device, pyalloc_device_stats* stats) {
   if (stats == nullptr || stats->size < sizeof(pyalloc_device_stats))
     return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_stats: stats->size is not set to the struct's size");
+  if (device < 0) return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_stats: device %d; expected one device", device);
   *stats = {};
   stats->size = sizeof *stats;
   stats->version = PYALLOC_ABI_VERSION;

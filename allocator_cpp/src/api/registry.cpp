@@ -9,6 +9,12 @@
 #include "driver/driver.h"
 
 namespace pyalloc {
+namespace {
+
+// torch's own switch: every block straight from the driver.
+bool caching() { return std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr; }
+
+}  // namespace
 
 Registry& Registry::instance() {
   static Registry* one = new Registry;
@@ -85,6 +91,10 @@ Status Registry::init(int count) {
     return fail(PYALLOC_INVALID_ARGUMENT, "%d devices; expected 0 to %d", count, kMostDevices);
   status = resolve_driver();
   if (status != kOk) return status;
+  for (int device = 0; caching() && device < count; ++device) {
+    status = DeviceHeap::check_device(device);
+    if (status != kOk) return status;
+  }
   Lock lock(mutex_);
   if (!configured_) configure_from_environment();
   device_count_.store(count, std::memory_order_release);
@@ -124,7 +134,7 @@ Status Registry::open(int device) {
     heap_options.memory_fraction = fractions_[device] >= 0 ? fractions_[device] : options.memory_fraction;
     heap_options.cross_stream_wait = options.cross_stream_wait;
     heap_options.guard = options.guard;
-    heap_options.caching = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr;
+    heap_options.caching = caching();
     heap_options.check = options.check == "off" ? Check::kOff : options.check == "full" ? Check::kFull : Check::kCheap;
     std::unique_ptr<DeviceHeap> opened;
     status = DeviceHeap::open(device, heap_options, opened);

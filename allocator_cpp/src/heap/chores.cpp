@@ -74,7 +74,6 @@ size_t DeviceHeap::undo_stale(size_t most) {
 }
 
 uint64_t DeviceHeap::decay(int64_t idle_before_ms, size_t most) {
-  block_counters_.decay_high_water();
   Lock lock(mutex_);
   if (!caching_ || (backing_.granules().idle() == 0 && backing_.granules().on_shelf() == 0)) return 0;
   ContextScope scope(context_);

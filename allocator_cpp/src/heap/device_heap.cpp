@@ -23,7 +23,24 @@ Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
                                   : driver_failure("cuDeviceGetAttribute", result, "asking what the device can do");
 }
 
+Status no_vmm(int ordinal) {
+  return fail(PYALLOC_NO_VMM,
+              "device %d has no virtual memory management, which pyalloc needs; run without pyalloc (remove enable() "
+              "and "
+              "PYALLOC_CONF) on this device",
+              ordinal);
+}
+
 }  // namespace
+
+Status DeviceHeap::check_device(int ordinal) {
+  cuda::Device device = 0;
+  int has_vmm = 1;
+  // Before cuInit, or for an ordinal that does not exist, nothing can be said yet: open() will.
+  if (driver().device_get(&device, ordinal) != cuda::kSuccess) return kOk;
+  if (driver().device_attribute(&has_vmm, cuda::kAttrVirtualMemoryManagement, device) != cuda::kSuccess) return kOk;
+  return has_vmm != 0 ? kOk : no_vmm(ordinal);
+}
 
 Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr<DeviceHeap>& heap) {
   cuda::Result result = driver().init(0);
@@ -34,12 +51,7 @@ Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr
   int has_vmm = 0;
   Status status = attribute(device, cuda::kAttrVirtualMemoryManagement, has_vmm);
   if (status != kOk) return status;
-  if (has_vmm == 0 && options.caching) {
-    return fail(PYALLOC_NO_VMM,
-                "device %d has no virtual memory management, which pyalloc needs; run without pyalloc (remove enable() "
-                "and PYALLOC_CONF) on this device",
-                ordinal);
-  }
+  if (has_vmm == 0 && options.caching) return no_vmm(ordinal);
   size_t total = 0;
   result = driver().device_total(&total, device);
   if (result != cuda::kSuccess) return driver_failure("cuDeviceTotalMem", result, "asking for the device's memory");

@@ -44,6 +44,8 @@ struct HeapOptions {
 
 class DeviceHeap {
  public:
+  // Refuses a device that is known to lack virtual memory management; makes no context.
+  static Status check_device(int ordinal);
   // Opens device `ordinal`: its primary context, two reservations; no memory yet.
   static Status open(int ordinal, const HeapOptions& options, std::unique_ptr<DeviceHeap>& heap);
   ~DeviceHeap();
@@ -68,6 +70,8 @@ class DeviceHeap {
   uint64_t trim();                 // all idle memory to the driver, waiting for its streams; bytes
   size_t undo_stale(size_t most);  // old mappings that are due; returns how many are left
   uint64_t decay(int64_t idle_before_ms, size_t most);
+  // The high-water of live bytes forgets half of what lies above the present.
+  void age_high_water() { block_counters_.decay_high_water(); }
   bool has_chores();
 
   Status set_fraction(double fraction);

@@ -42,7 +42,7 @@ void Maintenance::stop() {
 }
 
 void Maintenance::run() {
-  int64_t decay_checked = now_ms();
+  int64_t decay_checked = now_ms(), aged = decay_checked;
   std::unique_lock<std::mutex> lock(mutex_);
   bool busy = false;
   while (!stopping_) {
@@ -52,8 +52,13 @@ void Maintenance::run() {
     int64_t now = now_ms();
     bool decay_due = busy || now - decay_checked >= std::max<int64_t>(decay_ms_ / 8, 50);
     if (decay_due) decay_checked = now;
+    bool age = decay_ms_ > 0 && now - aged >= decay_ms_;
+    if (age) aged = now;
     busy = false;
-    for (DeviceHeap* heap : heaps_()) busy |= maintain(*heap, decay_ms_, decay_due);
+    for (DeviceHeap* heap : heaps_()) {
+      if (age) heap->age_high_water();
+      busy |= maintain(*heap, decay_ms_, decay_due);
+    }
     lock.lock();
   }
 }
