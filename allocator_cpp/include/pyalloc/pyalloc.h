@@ -38,7 +38,8 @@ const char* pyalloc_last_error(void);
 
 /* --- configuration: "key:value,key:value"; before pyalloc_init --- */
 /* Replaces the whole configuration by the defaults plus `text` (null: plus the environment's PYALLOC_CONF). `origin` is shown by
- * pyalloc_config_json ("environment", "argument"). PYALLOC_BAD_CONFIG lists every error and changes nothing. */
+ * pyalloc_config_json ("environment", "argument"). PYALLOC_BAD_CONFIG lists every error and changes nothing.
+ * While a device heap is open only an equal configuration is accepted (PYALLOC_WRONG_STATE otherwise). */
 pyalloc_status pyalloc_configure(const char* text, const char* origin);
 /* [{"key","value","default","origin","type","unit","expected","help"}...]; returns the length it needs (without the final 0). */
 size_t pyalloc_config_json(char* buffer, size_t capacity);

@@ -19,6 +19,22 @@ struct Options {
 #undef OPTION_SIZE
 #undef OPTION_FRACTION
 #undef OPTION_INTEGER
+
+  bool operator==(const Options& other) const {
+    bool equal = true;
+#define OPTION_SWITCH(key, value, help) equal = equal && key == other.key;
+#define OPTION_CHOICE(key, value, choices, help) equal = equal && key == other.key;
+#define OPTION_SIZE(key, value, help) equal = equal && key == other.key;
+#define OPTION_FRACTION(key, value, low, high, help) equal = equal && key == other.key;
+#define OPTION_INTEGER(key, value, low, high, unit, help) equal = equal && key == other.key;
+#include "api/options.def"
+#undef OPTION_SWITCH
+#undef OPTION_CHOICE
+#undef OPTION_SIZE
+#undef OPTION_FRACTION
+#undef OPTION_INTEGER
+    return equal;
+  }
 };
 
 class Config {

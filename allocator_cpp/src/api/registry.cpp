@@ -67,15 +67,20 @@ Status Registry::configure(const char* text, const char* origin) {
   Status status = usable();
   if (status != kOk) return status;
   Lock lock(mutex_);
-  if (!open_heaps().empty())
-    return fail(PYALLOC_WRONG_STATE, "pyalloc is in use; its configuration is fixed from the first allocation on");
   if (text == nullptr) {
     text = std::getenv("PYALLOC_CONF");
     origin = "environment";
   }
-  status = config_.set(text != nullptr ? text : "", origin != nullptr ? origin : "argument");
-  if (status == kOk) configured_ = true;
-  return status;
+  Config wanted;
+  status = wanted.set(text != nullptr ? text : "", origin != nullptr ? origin : "argument");
+  if (status != kOk) return status;
+  if (!open_heaps().empty()) {
+    if (wanted.options() == config_.options()) return kOk;
+    return fail(PYALLOC_WRONG_STATE, "pyalloc is in use; its configuration is fixed from the first allocation on");
+  }
+  config_ = wanted;
+  configured_ = true;
+  return kOk;
 }
 
 std::string Registry::config_json() {
