@@ -95,7 +95,9 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
   }
   if (guard_) {  // fresh addresses first, so that an address freed lately faults
     NodeId fresh = extents.last();
-    if (extents.range(fresh).state == RangeState::kFree) consider_range(space, fresh, units, alignment, stream, choice);
+    const Range& end = extents.range(fresh);  // another stream's once every address has been used
+    if (end.state == RangeState::kFree && (end.owner == kClean || end.owner == stream))
+      consider_range(space, fresh, units, alignment, stream, choice);
     if (choice.range == kNoNode) consider_own();
   }
   if (choice.range != kNoNode && (choice.cost.missing == 0 || backing_.affordable(choice.cost.missing))) {
