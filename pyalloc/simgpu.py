@@ -153,7 +153,7 @@ def environment(settings: Settings) -> dict[str, str]:
     return {
         VARIABLE: f"{settings.text()},session:{os.getpid()}-{secrets.token_hex(4)}",
         "LD_PRELOAD": ":".join([*ours, *others]),
-        # so that Triton reaches the driver, which says that its kernels are not simulated
+        # so that Triton finds the simulated driver
         "TRITON_LIBCUDA_PATH": str(directory),
     }
 
