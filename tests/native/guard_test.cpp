@@ -90,6 +90,31 @@ TEST(guarded_blocks_wait_for_their_streams) {
   CHECK_EQ(simgpu_used(0), uint64_t{0});
 }
 
+// Fresh addresses come first in guard mode; when there are no more, what lies at their end may be another stream's.
+TEST(guarded_blocks_wait_for_their_streams_when_all_addresses_are_used) {
+  Gpu gpu("memory:512MiB,streams:deferred,seed:3", "guard:on");
+  void* streams[] = {gpu.stream(), gpu.stream(), gpu.stream()};
+  Random random(7);
+  std::vector<void*> held;
+  for (uint64_t used = 0; used < 40 * kGiB;) {  // the space has 16 GiB
+    void* stream = streams[random.below(3)];
+    size_t bytes = random.below(4) == 0 ? 1 + random.below(40 * kMiB) : 1 + random.below(2 * kMiB);
+    void* block = allocate(bytes, stream);
+    CHECK(block != nullptr);
+    CHECK(fill(stream, block, bytes, 1));
+    held.push_back(block);
+    if (held.size() > 3) {
+      size_t one = random.below(held.size());
+      CHECK_EQ(deallocate(held[one]), PYALLOC_OK);
+      held.erase(held.begin() + static_cast<std::ptrdiff_t>(one));
+    }
+    used += bytes + 2 * kGranule;
+  }
+  for (void* block : held) CHECK_EQ(deallocate(block), PYALLOC_OK);
+  simgpu_step(-1);
+  CHECK(valid());
+}
+
 TEST(without_caching_every_block_comes_from_the_driver) {
   setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", 1);
   {
@@ -101,6 +126,12 @@ TEST(without_caching_every_block_comes_from_the_driver) {
       CHECK_EQ(stats().requested_bytes[0].current, static_cast<int64_t>(bytes));
       CHECK(stats().reserved_bytes[0].current >= static_cast<int64_t>(bytes));
       CHECK_EQ(pyalloc_record_stream(block, gpu.stream(), PYALLOC_STREAM_OWNED), PYALLOC_OK);
+      pyalloc_block_info info{};  // the bridge asks for it while a profiler records memory
+      info.size = sizeof info;
+      CHECK_EQ(pyalloc_find_block(static_cast<char*>(block) + bytes - 1, &info), PYALLOC_OK);
+      CHECK(info.block == block && info.segment == block);
+      CHECK_EQ(info.requested, bytes);
+      CHECK_EQ(pyalloc_find_block(static_cast<char*>(block) + info.allocated, &info), PYALLOC_UNKNOWN_POINTER);
       pyalloc_freed freed{};
       CHECK_EQ(pyalloc_deallocate(block, &freed), PYALLOC_OK);
       CHECK_EQ(freed.requested, bytes);

@@ -141,6 +141,8 @@ pyalloc_status pyalloc_find_block(const void* address, pyalloc_block_info* info)
   Space* space = find_space(address_of(address));
   if (space != nullptr && space->contains(address_of(address)))
     return space->heap().find_block(*space, address_of(address), *info);
+  for (DeviceHeap* heap : Registry::instance().open_heaps())
+    if (heap->find_direct(address_of(address), *info)) return kOk;
   return fail(PYALLOC_UNKNOWN_POINTER, "%p is not inside a live pyalloc block", address);
 }
 

@@ -322,6 +322,21 @@ bool DeviceHeap::deallocate_direct(uint64_t address, pyalloc_freed* freed, Statu
   return true;
 }
 
+bool DeviceHeap::find_direct(uint64_t address, pyalloc_block_info& info) {
+  if (direct_count_.load(std::memory_order_relaxed) == 0) return false;
+  Lock lock(mutex_);
+  auto after = direct_.upper_bound(address);
+  if (after == direct_.begin()) return false;
+  const auto& [start, block] = *std::prev(after);
+  if (address - start >= block.bytes) return false;
+  info.device = device_;
+  info.stream = block.stream;
+  info.block = info.segment = reinterpret_cast<void*>(start);
+  info.requested = block.requested;
+  info.allocated = info.segment_bytes = block.bytes;
+  return true;
+}
+
 // Checks that cost more than an operation, as `check:full` asks: what the heap's own lock guards. validate() checks the
 // rest.
 void DeviceHeap::self_check() {

@@ -15,6 +15,7 @@
 #pragma once
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -61,6 +62,7 @@ class DeviceHeap {
   Status find_block(Space& space, uint64_t address, pyalloc_block_info& info);
   // Blocks straight from cuMemAlloc (caching off) have no space. False when the address is not one.
   bool deallocate_direct(uint64_t address, pyalloc_freed* freed, Status& status);
+  bool find_direct(uint64_t address, pyalloc_block_info& info);  // by any address inside
 
   // Rungs and chores; each says what it achieved.
   bool poll_pending();  // frees whose events are complete; true when some were
@@ -187,7 +189,7 @@ class DeviceHeap {
   std::vector<PendingFree> pending_;
   std::atomic<size_t> pending_count_{0};  // and those of finishing_
   int64_t finishing_ = 0;                 // taken off the list, not yet free in their lanes
-  std::unordered_map<uint64_t, Direct> direct_;
+  std::map<uint64_t, Direct> direct_;     // by address
   uint64_t direct_bytes_ = 0;
   std::atomic<size_t> direct_count_{0};
   // Index kKinds is both kinds together. The last two are looked at when somebody reads them.
