@@ -220,6 +220,27 @@ TEST(what_a_destroyed_stream_used_comes_back_by_the_context_wide_wait) {
   CHECK(valid());
 }
 
+// The driver gives a destroyed stream's handle to the next one, whose progress says nothing of the first one's work.
+TEST(a_new_stream_with_the_handle_of_a_destroyed_one_proves_nothing) {
+  for (size_t bytes : {24 * kMiB, 300 * kKiB, 1 * kKiB}) {
+    Gpu gpu("memory:64MiB,streams:deferred,seed:5,oracle:off");
+    void* theirs = gpu.stream();
+    void* block = nullptr;
+    CHECK_EQ(pyalloc_allocate(0, theirs, 0, bytes, &block), PYALLOC_OK);
+    CHECK(fill(theirs, block, bytes, 1));
+    CHECK_EQ(cuStreamDestroy_v2(static_cast<pyalloc::cuda::Stream>(theirs)), pyalloc::cuda::kSuccess);
+    CHECK(gpu.stream() == theirs);
+    CHECK_EQ(deallocate(block), PYALLOC_OK);
+    CHECK_EQ(trim(), uint64_t{0});
+    void* mine = allocate(64 * kMiB, gpu.stream());
+    CHECK(mine != nullptr);
+    CHECK_EQ(stats().num_sync_all_streams, int64_t{1});
+    CHECK_EQ(deallocate(mine), PYALLOC_OK);
+    simgpu_step(-1);
+    CHECK(valid());
+  }
+}
+
 TEST(more_streams_than_bits) {
   Gpu gpu("memory:16MiB,streams:deferred,seed:11");
   std::vector<void*> streams;

@@ -67,6 +67,8 @@ cuda::Event StreamClocks::take_event() {
 }
 
 bool StreamClocks::record(Clock& clock) {
+  // Destroyed since: the driver may have given its handle to another stream, whose progress proves nothing here.
+  if (!clock.owned && unique_id(clock.stream) != clock.id) return false;
   if (capturing(static_cast<StreamIndex>(&clock - clocks_.data()))) return false;
   cuda::Event event = take_event();
   if (event == nullptr) return false;
