@@ -38,6 +38,40 @@ TEST(each_device_has_its_own_heap) {
   for (int device = 0; device < 3; ++device) CHECK(valid(device));
 }
 
+// A default stream's handle names another stream on every device: a block's is that of its own device, whoever frees it.
+TEST(default_streams_are_told_apart_when_another_device_is_current) {
+  Gpu gpu("memory:64MiB,streams:deferred,seed:3", "", 2);
+  for (int turn = 0; turn < 4; ++turn) {
+    for (int device : {0, 1}) {
+      for (size_t bytes : {1 * kKiB, 300 * kKiB, 24 * kMiB}) {
+        Gpu::use(device);
+        void* block = allocate(bytes, nullptr, device);
+        CHECK(fill(nullptr, block, bytes, 1));
+        Gpu::use(1 - device);
+        CHECK_EQ(deallocate(block), PYALLOC_OK);
+        Gpu::use(device);
+        block = allocate(bytes, nullptr, device);
+        CHECK(fill(nullptr, block, bytes, 2));
+        CHECK_EQ(deallocate(block), PYALLOC_OK);
+      }
+    }
+    trim();
+  }
+  Gpu::use(0);
+  simgpu_step(-1);
+  for (int device : {0, 1}) CHECK(valid(device));
+}
+
+// More addresses than a space's books can number: it takes as many as they can.
+TEST(a_device_larger_than_the_books_of_a_space) {
+  Gpu gpu("memory:1024GiB");
+  void* block = allocate(24 * kMiB);
+  CHECK(block != nullptr);
+  CHECK(allocate(kGiB << 20) == nullptr);
+  CHECK_EQ(deallocate(block), PYALLOC_OK);
+  CHECK(valid());
+}
+
 TEST(limits_are_per_device) {
   Gpu gpu("memory:64MiB", "", 2);
   CHECK_EQ(pyalloc_set_limit(1, 8 * kMiB), PYALLOC_OK);

@@ -38,10 +38,11 @@ size_t copy_text(const std::string& text, char* buffer, size_t capacity) {
   return text.size() + 1;
 }
 
-// The stream an allocator names; for a default stream without a current context, the one of the memory's device.
+// The stream an allocator names. A default stream is the one of the memory's device: memory is freed in threads whose
+// current device is another, or that have no context.
 StreamObject* oracle_stream(Simulation& sim, uint64_t address, void* handle) {
-  if (reinterpret_cast<uint64_t>(handle) > 2 || current_device(sim) != nullptr)
-    return find_stream(sim, static_cast<Stream>(handle));
+  uint64_t value = reinterpret_cast<uint64_t>(handle);
+  if (value > 2 || (value == 2 && current_device(sim) != nullptr)) return find_stream(sim, static_cast<Stream>(handle));
   std::vector<Piece> pieces;
   if (sim.space.translate(address, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone) return nullptr;
   return legacy_stream(sim, sim.devices[static_cast<size_t>(pieces[0].physical->device)]);

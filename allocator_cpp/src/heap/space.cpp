@@ -1,9 +1,13 @@
 #include "heap/space.h"
 
+#include <algorithm>
+
 namespace pyalloc {
 
 Status Space::create(uint64_t bytes, uint64_t least) {
-  Status status = memory_.reserve(bytes, least);
+  // Ranges count their units in 32 bits.
+  constexpr uint64_t kMostBytes = uint64_t{UINT32_MAX} * kUnit / AddressSpace::kRegion * AddressSpace::kRegion;
+  Status status = memory_.reserve(std::min(bytes, kMostBytes), std::min(least, kMostBytes));
   if (status != kOk) return status;
   extents_ = std::make_unique<Extents>(static_cast<uint32_t>(memory_.bytes() / kUnit));
   size_t cells = memory_.bytes() / cell_bytes();
