@@ -231,7 +231,7 @@ TEST(a_new_stream_with_the_handle_of_a_destroyed_one_proves_nothing) {
     CHECK_EQ(cuStreamDestroy_v2(static_cast<pyalloc::cuda::Stream>(theirs)), pyalloc::cuda::kSuccess);
     CHECK(gpu.stream() == theirs);
     CHECK_EQ(deallocate(block), PYALLOC_OK);
-    CHECK_EQ(trim(), uint64_t{0});
+    CHECK_EQ(pyalloc_maintain(0), PYALLOC_OK);
     void* mine = allocate(64 * kMiB, gpu.stream());
     CHECK(mine != nullptr);
     CHECK_EQ(stats().num_sync_all_streams, int64_t{1});
@@ -239,6 +239,19 @@ TEST(a_new_stream_with_the_handle_of_a_destroyed_one_proves_nothing) {
     simgpu_step(-1);
     CHECK(valid());
   }
+}
+
+TEST(trim_returns_what_a_destroyed_stream_used) {
+  Gpu gpu("memory:64MiB,streams:deferred,seed:6,oracle:off");
+  void* theirs = gpu.stream();
+  void* block = nullptr;
+  CHECK_EQ(pyalloc_allocate(0, theirs, 0, 24 * kMiB, &block), PYALLOC_OK);
+  CHECK(fill(theirs, block, 24 * kMiB, 1));
+  CHECK_EQ(cuStreamDestroy_v2(static_cast<pyalloc::cuda::Stream>(theirs)), pyalloc::cuda::kSuccess);
+  CHECK_EQ(deallocate(block), PYALLOC_OK);
+  CHECK_EQ(trim(), uint64_t{24 * kMiB});
+  CHECK_EQ(stats().num_sync_all_streams, int64_t{1});
+  CHECK_EQ(simgpu_used(0), uint64_t{0});
 }
 
 TEST(more_streams_than_bits) {

@@ -54,9 +54,16 @@ uint64_t DeviceHeap::trim() {
   if (!caching_) return 0;
   wait_for_events();  // blocks recorded on other streams become free
   release_empty_slabs();
+  bool proven = true;
+  {
+    Lock lock(mutex_);
+    ContextScope scope(context_);
+    for (StreamIndex stream = 1; stream < clocks_.end(); ++stream)
+      proven &= clocks_.synchronize(stream) || clocks_.owned(stream);
+  }
+  if (!proven) synchronize_context();  // a stream that is gone: only the whole context can prove its work finished
   Lock lock(mutex_);
   ContextScope scope(context_);
-  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) clocks_.synchronize(stream);
   backing_.undo_stale(SIZE_MAX, false);
   uint64_t given = backing_.give_back(INT64_MAX, SIZE_MAX);
   observe();
