@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import errors
+from ._program import split_program
 
 _EXAMPLES = """\
 examples:
@@ -22,6 +23,10 @@ examples:
 """
 
 
+_TARGET = "(script.py | -m module | -c code) [arguments of the program]"
+_TAKE_A_VALUE = ("--conf", "--device", "-o", "--output")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pyalloc",
@@ -32,16 +37,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
+        usage=f"pyalloc run [options] {_TARGET}",
         help="run a Python program on pyalloc",
         description="Runs a Python program on pyalloc: a script, -m module or -c code, with its arguments.",
         epilog="example: pyalloc run --conf slack:0.1,bridge:require train.py --epochs 3",
     )
     run.add_argument("--conf", default="", metavar="OPTIONS", help="as key:value,...; they win over PYALLOC_CONF")
-    run.add_argument(
-        "target", nargs=argparse.REMAINDER, metavar="script.py | -m module | -c code", help="and its arguments"
-    )
     record = commands.add_parser(
         "record",
+        usage=f"pyalloc record [options] {_TARGET}",
         help="run a Python program and write what it allocates as a trace",
         description="Runs a Python program on pyalloc and writes its allocations as a trace for tools/bench/replay.py.",
         epilog="example: pyalloc record -o trace.csv.gz train.py --epochs 3",
@@ -49,9 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--conf", default="", metavar="OPTIONS", help="as key:value,...; they win over PYALLOC_CONF")
     record.add_argument("--device", type=int, default=0, metavar="N", help="the device to record (default: 0)")
     record.add_argument("-o", "--output", metavar="FILE", help="csv or csv.gz; may also be the last two arguments")
-    record.add_argument(
-        "target", nargs=argparse.REMAINDER, metavar="script.py | -m module | -c code", help="and its arguments"
-    )
     doctor = commands.add_parser(
         "doctor",
         help="show versions, driver, bridge and options",
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _record(parsed: argparse.Namespace) -> int:
+def _record(parsed: argparse.Namespace, target: list[str]) -> int:
     from .config import joined
     from .record import recording
     from .run import enable_for_program, run_target
@@ -71,7 +72,7 @@ def _record(parsed: argparse.Namespace) -> int:
         enable_for_program(joined(parsed.conf, "bridge:require"))
         with recording(Path(parsed.output), parsed.device) as writer:
             try:
-                run_target(parsed.target)
+                run_target(target)
             finally:
                 print(f"pyalloc: {writer.rows} rows in {parsed.output}", file=sys.stderr)
     except errors.PyallocError as error:
@@ -83,7 +84,12 @@ def _record(parsed: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     parser = _parser()
-    parsed = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    ours, target = given, []
+    if given[:1] in (["run"], ["record"]):
+        ours, target = split_program(given[1:], _TAKE_A_VALUE)
+        ours = given[:1] + ours
+    parsed = parser.parse_args(ours)
     if parsed.command == "doctor":
         from . import doctor
 
@@ -91,13 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.command == "record" and parsed.output is None:
         from .record import output_argument
 
-        parsed.target, parsed.output = output_argument(parsed.target)
+        target, parsed.output = output_argument(target)
         if parsed.output is None:
             parser.error("record needs -o FILE")
-    if not parsed.target or parsed.target in (["-m"], ["-c"]):
+    if not target or target in (["-m"], ["-c"]):
         parser.error(f"{parsed.command} needs a script.py, -m module or -c code")
     if parsed.command == "record":
-        return _record(parsed)
+        return _record(parsed, target)
     from .run import enable_for_program, run_target
 
     try:
@@ -105,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.PyallocError as error:
         print(f"pyalloc: {error}", file=sys.stderr)
         return 2
-    run_target(parsed.target)
+    run_target(target)
     return 0
 
 

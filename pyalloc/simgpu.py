@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+from ._program import split_program
 from ._simgpu_control import Simulation as Simulation
 from .errors import ConfigError, LibraryError, PyallocError, StateError
 
@@ -224,20 +225,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the rest from the program on: a script, -m module or -c code."""
-    takes_value = {"--memory", "--devices", "--streams", "--seed"}
-    index = 0
-    while index < len(arguments):
-        argument = arguments[index]
-        if argument == "--":
-            return arguments[:index], arguments[index + 1 :]
-        if not argument.startswith("-") or argument[:2] in ("-m", "-c"):
-            break
-        index += 2 if argument in takes_value else 1
-    return arguments[:index], arguments[index:]
-
-
 def _interpreter_options() -> list[str]:
     """Options given to this interpreter before -m pyalloc.simgpu, such as -u or -X."""
     before = sys.orig_argv[1:]
@@ -250,7 +237,8 @@ def _interpreter_options() -> list[str]:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Replaces this process by Python running the program on the simulated GPU."""
     parser = _parser()
-    options, program = _split(sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options, program = split_program(given, ("--memory", "--devices", "--streams", "--seed"))
     chosen = parser.parse_args(options)
     if not program:
         parser.error("no program to run; give a script, -m module or -c code")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyalloc import doctor
+from pyalloc import run as run_module
 from pyalloc.__main__ import main
 
 SHOW = "import sys, json; print(json.dumps([sys.argv, __name__, sys.path[0]]))"
@@ -33,6 +34,26 @@ def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixtur
         main(arguments)
     assert ended.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "conf", "target"),
+    [
+        (["s.py", "-m", "x"], "", ["s.py", "-m", "x"]),
+        (["-m", "my.module", "--conf", "theirs"], "", ["-m", "my.module", "--conf", "theirs"]),
+        (["--conf", "slack:1", "-m", "my.module", "-v"], "slack:1", ["-m", "my.module", "-v"]),
+        (["--conf=slack:1", "-c", "print(1)"], "slack:1", ["-c", "print(1)"]),
+        (["--conf", "slack:1", "--", "s.py", "--help"], "slack:1", ["s.py", "--help"]),
+    ],
+)
+def test_run_takes_what_python_takes(
+    arguments: list[str], conf: str, target: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(run_module, "enable_for_program", seen.append)
+    monkeypatch.setattr(run_module, "run_target", seen.append)
+    assert main(["run", *arguments]) == 0
+    assert seen == [conf, target]
 
 
 def test_a_script_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
