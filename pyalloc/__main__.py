@@ -85,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     parser = _parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    ours, target = given, []
+    ours: list[str] = given
+    target: list[str] = []
     if given[:1] in (["run"], ["record"]):
         ours, target = split_program(given[1:], _TAKE_A_VALUE)
         ours = given[:1] + ours
