@@ -201,7 +201,7 @@ def serve(args: argparse.Namespace) -> Result:
             tokens += engine.step()
             steps += 1
             if steps % SAMPLE == 0 or not engine.running:
-                live, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+                live, reserved = live_bytes("current"), torch.cuda.memory_reserved()
                 timeline.append((steps, live, reserved))
                 text = f"live {live / GIB:.1f} GiB, reserved {reserved / GIB:.1f} GiB"
                 progress.update(task, completed=requests - len(waiting) - len(engine.running), memory=text)
@@ -214,12 +214,21 @@ def serve(args: argparse.Namespace) -> Result:
         tokens=tokens,
         steps=steps,
         seconds=round(seconds, 1),
-        live_peak_bytes=torch.cuda.max_memory_allocated(),
+        live_peak_bytes=live_bytes("peak"),
         reserved_peak_bytes=torch.cuda.max_memory_reserved(),
         driver_calls=driver_calls() - calls_before,
         ns_per_op=round(time_allocations(sorted(engine.sizes - {0})), 1),
         timeline=timeline,
     )
+
+
+def live_bytes(which: str) -> int:
+    """The bytes of live tensors as the program asked for them: allocators round differently, so what they handed out
+    cannot be compared. `which` is current or peak.
+    """
+    import torch
+
+    return int(torch.cuda.memory_stats()[f"requested_bytes.all.{which}"])
 
 
 def time_allocations(sizes: list[int]) -> float:
