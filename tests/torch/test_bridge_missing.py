@@ -121,7 +121,8 @@ def test_a_bridge_that_cannot_be_compiled(run_on_simgpu: Run, tmp_path: Path) ->
 
 
 def test_the_bridge_is_compiled_into_an_empty_cache_and_used_again(run_on_simgpu: Run, tmp_path: Path) -> None:
-    environment = {"PYALLOC_CACHE": str(tmp_path / "cache")}
+    # The temporary directory as well: a bridge kept there, for want of a home that can be written, would be used.
+    environment = {"PYALLOC_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
     program = "import pyalloc; assert pyalloc.enable(bridge='require')"
     first = run_on_simgpu(program, env=environment)
     assert "compiling the torch bridge for torch" in first.stderr
