@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,14 @@ def need(found: object, reason: str) -> None:
         (pytest.fail if os.environ.get("PYALLOC_TEST_ALL") == "1" else pytest.skip)(reason)
 
 
-def on_device_command(script: Path, devices: int, simulation: bool) -> list[str]:
+def on_device_command(script: Path, devices: int, simulation: bool, settings: Mapping[str, str]) -> list[str]:
     """The command that runs the script on the device at hand; skips what only a simulated GPU can do.
 
-    A script that names simgpu is about it, unless it asks whether it is active.
+    A script that names simgpu is about it, unless it asks whether it is active; one that runs without pyalloc is too.
     """
     text = script.read_text(encoding="utf-8")
-    if simulation or ("simgpu" in text and "simgpu.active()" not in text):
+    about_simulation = "simgpu" in text and "simgpu.active()" not in text
+    if simulation or about_simulation or ("pyalloc" not in text and "PYALLOC_CONF" not in settings):
         pytest.skip("about the simulated GPU itself")
     if devices > 1:
         pytest.skip(f"needs {devices} devices")

@@ -4,9 +4,12 @@ tools/gpu_check.py runs this in a process of its own. The driver is called throu
 torch's, on tensors laid over our mappings. Times are as seen from Python, whose share is about a microsecond a call.
 
 - `calls`: cost of each call by handle size and number of mappings, the device idle or a long kernel in flight;
+- `plain_calls`: cuMemAlloc and cuMemFree by size, which is what cudaMalloc and cudaFree are;
+- `rules`: what the driver says to calls that some rule forbids;
 - `mappings`: whether a call slows down as mappings pile up;
 - `aliases`: a granule at two addresses, written by one and read by the other; an old alias unmapped under load;
-- `speed`: copies and matrix products over granules mapped in shuffled order, against cudaMalloc;
+- `speed`: copies and matrix products over handles of several sizes, in the order of their creation and shuffled,
+  against cudaMalloc;
 - `beside_mapping`: latency of short steps while another thread maps and unmaps.
 """
 
@@ -86,9 +89,9 @@ class Driver:
         self.call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(PROP), ctypes.c_uint64(0))
         return handle.value
 
-    def map(self, address: int, size: int, handle: int) -> None:
-        zero = ctypes.c_size_t(0)
-        self.call("cuMemMap", ctypes.c_uint64(address), ctypes.c_size_t(size), zero, ctypes.c_uint64(handle), zero)
+    def map(self, address: int, size: int, handle: int, offset: int = 0) -> None:
+        where = (ctypes.c_uint64(address), ctypes.c_size_t(size), ctypes.c_size_t(offset))
+        self.call("cuMemMap", *where, ctypes.c_uint64(handle), ctypes.c_uint64(0))
 
     def set_access(self, address: int, size: int) -> None:
         one = ctypes.c_size_t(1)
@@ -102,6 +105,14 @@ class Driver:
 
     def free(self, address: int, size: int) -> None:
         self.call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(size))
+
+    def plain_alloc(self, size: int) -> int:
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def plain_free(self, address: int) -> None:
+        self.call("cuMemFree_v2", ctypes.c_uint64(address))
 
 
 class Mapped:
@@ -191,6 +202,44 @@ def cost_of_calls(driver: Driver, size: int, count: int, busy_cycles: int, repea
     return {"handle_mib": size // MIB, "mappings": count, "busy": bool(busy_cycles), **medians, **busy}
 
 
+def cost_of_plain_calls(driver: Driver, size: int, repeats: int) -> dict[str, float]:
+    """Median microseconds of cuMemAlloc and cuMemFree."""
+    times: dict[str, list[float]] = {"alloc_us": [], "free_us": []}
+    for _ in range(repeats):
+        took, address = timed(driver.plain_alloc, size)
+        times["alloc_us"].append(took)
+        times["free_us"].append(timed(driver.plain_free, address)[0])
+    return {"mib": size / MIB, **{name: round(statistics.median(values), 1) for name, values in times.items()}}
+
+
+def rules(driver: Driver, granule: int) -> dict[str, str]:
+    """What the driver answers to calls on a handle of four granules and addresses of eight."""
+    handle = driver.create(4 * granule)
+    address = driver.reserve(8 * granule)
+    answers = {}
+
+    def ask(name: str, work: Callable[..., None], *arguments: int) -> None:
+        try:
+            work(*arguments)
+            answers[name] = "allowed"
+        except RuntimeError as error:
+            answers[name] = str(error)
+
+    ask("map the first half of a handle", driver.map, address, 2 * granule, handle)
+    ask("map the second half of a handle", driver.map, address + 4 * granule, 2 * granule, handle, 2 * granule)
+    ask("map over a mapping", driver.map, address, 2 * granule, handle)
+    ask("give access to half a mapping", driver.set_access, address, granule)
+    ask("give access to a mapping", driver.set_access, address, 2 * granule)
+    ask("unmap half a mapping", driver.unmap, address, granule)
+    ask("unmap a mapping", driver.unmap, address, 2 * granule)
+    ask("unmap what is not mapped", driver.unmap, address, 2 * granule)
+    ask("unmap the mapping of a second half", driver.unmap, address + 4 * granule, 2 * granule)
+    driver.release(handle)
+    ask("free half a reservation", driver.free, address, 4 * granule)
+    ask("free a reservation", driver.free, address, 8 * granule)
+    return answers
+
+
 def cost_of_many_mappings(driver: Driver, granule: int, upto: int) -> list[dict[str, float]]:
     """Maps one granule at ever more addresses: microseconds of a map, and of set-access per mapping."""
     handle = driver.create(granule)
@@ -244,29 +293,33 @@ def aliases(driver: Driver, granule: int, busy_cycles: int) -> dict[str, Any]:
     return {"wrong_bytes": wrong, "unmap_old_alias_under_load_us": round(unmap_us, 1)}
 
 
-def speed(driver: Driver, granule: int, gib: float) -> dict[str, Any]:
-    """Copy and matrix-product speed on shuffled granules and on cudaMalloc memory."""
-    count = int(gib * 1024 * MIB) // granule
+def speed(driver: Driver, gib: float) -> dict[str, Any]:
+    """Copy and matrix-product speed on mapped handles and on cudaMalloc memory."""
     side = 8192 if gib >= 1 else 512
-    handles = [driver.create(granule) for _ in range(3 * count)]
-    random.Random(0).shuffle(handles)
-    found: dict[str, Any] = {"copy_gib": gib, "matrix_side": side}
+    total = int(gib * 1024 * MIB)
+    found: dict[str, Any] = {"copy_gib": gib, "matrix_side": side, "on": []}
 
-    def measure(buffers: list[torch.Tensor], name: str) -> None:
+    def measure(buffers: list[torch.Tensor], **what: Any) -> None:
         a, b, c = (one[: 2 * side * side].view(torch.bfloat16).view(side, side) for one in buffers)
         a.normal_()
         b.normal_()
         copy_ms = on_device_ms(lambda: buffers[1].copy_(buffers[0]))
         product_ms = on_device_ms(lambda: torch.mm(a, b, out=c))
-        found[f"copy_gb_per_s_{name}"] = round(2 * buffers[0].numel() / copy_ms / 1e6, 1)
-        found[f"product_tflops_{name}"] = round(2 * side**3 / product_ms / 1e9, 1)
+        copied = {"copy_gb_per_s": round(2 * buffers[0].numel() / copy_ms / 1e6, 1)}
+        found["on"].append({**what, **copied, "product_tflops": round(2 * side**3 / product_ms / 1e9, 1)})
 
-    with mapped(driver, handles, granule) as address:
-        size = count * granule
-        measure([tensor_at(address + i * size, size) for i in range(3)], "shuffled_granules")
-    for handle in handles:
-        driver.release(handle)
-    measure([torch.empty(count * granule, dtype=torch.uint8, device="cuda") for _ in range(3)], "cudamalloc")
+    for mib in (2, 4, 8, 16, 32, 64):
+        count = max(1, total // (mib * MIB))
+        handles = [driver.create(mib * MIB) for _ in range(3 * count)]
+        size = count * mib * MIB
+        for shuffled in (False, True):
+            if shuffled:
+                random.Random(0).shuffle(handles)
+            with mapped(driver, handles, mib * MIB) as address:
+                measure([tensor_at(address + i * size, size) for i in range(3)], handle_mib=mib, shuffled=shuffled)
+        for handle in handles:
+            driver.release(handle)
+    measure([torch.empty(total, dtype=torch.uint8, device="cuda") for _ in range(3)], handle_mib="cudaMalloc")
     torch.cuda.empty_cache()
     return found
 
@@ -344,9 +397,11 @@ def measure(small: bool) -> dict[str, Any]:
         "granularity_minimum": granule,
         "granularity_recommended": driver.granularity(recommended=True),
         "calls": calls,
+        "plain_calls": [cost_of_plain_calls(driver, mib * MIB, repeats) for mib in (2, 20, 128, 1024)],
+        "rules": rules(driver, granule),
         "mappings": cost_of_many_mappings(driver, granule, 4096 if small else 65536),
         "aliases": aliases(driver, granule, busy),
-        "speed": speed(driver, granule, 0.03125 if small else min(4.0, total_bytes / 1024 / MIB / 16)),
+        "speed": speed(driver, 0.0625 if small else min(4.0, total_bytes / 1024 / MIB / 16)),
         "beside_mapping": beside_mapping(driver, granule, 20 if small else 1000),
     }
 

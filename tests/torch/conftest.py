@@ -62,7 +62,7 @@ def run_on_simgpu(tmp_path: Path) -> Run:
             *args,
         ]
         if ON_DEVICE:
-            command = [*on_device_command(script, devices, streams != "immediate" or oracle), *args]
+            command = [*on_device_command(script, devices, streams != "immediate" or oracle, env or {}), *args]
         done = subprocess.run(
             command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
         )

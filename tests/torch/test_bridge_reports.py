@@ -14,7 +14,8 @@ def test_out_of_memory(run_on_simgpu: Run) -> None:
             torch.empty(1, device="cuda")
             torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(facts))
             keep = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-            for bytes_ in (9 << 30, 1 << 50, 1 << 60, (1 << 63) - 1):
+            too_much = torch.cuda.mem_get_info()[1] + (1 << 30)
+            for bytes_ in (too_much, 1 << 50, 1 << 60, (1 << 63) - 1):
                 before = torch.cuda.memory_stats()
                 ask = lambda: torch.empty(bytes_, dtype=torch.uint8, device="cuda")
                 raises(torch.OutOfMemoryError, "ried to allocate", ask)
@@ -25,7 +26,7 @@ def test_out_of_memory(run_on_simgpu: Run) -> None:
                 assert torch.empty(1 << 20, dtype=torch.uint8, device="cuda").data_ptr() != 0
             assert len(seen) == 4
             device, asked, total, free = seen[0]
-            assert (device, asked, total) == (0, 9 << 30, torch.cuda.mem_get_info()[1]), seen[0]
+            assert (device, asked, total) == (0, too_much, torch.cuda.mem_get_info()[1]), seen[0]
             assert 0 <= free <= total - (1 << 30), seen[0]
             """
         )
@@ -42,7 +43,7 @@ def test_an_observer_s_exception_replaces_the_error(run_on_simgpu: Run) -> None:
             torch._C._cuda_attach_out_of_memory_observer(observer)
             for _ in range(2):
                 try:
-                    torch.empty(9 << 30, dtype=torch.uint8, device="cuda")
+                    torch.empty(2 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
                 except torch.OutOfMemoryError:
                     raise AssertionError("the observer's exception was lost")
                 except Exception as error:

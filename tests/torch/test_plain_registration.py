@@ -82,7 +82,7 @@ def test_running_out_of_memory_is_told_with_the_core_s_message(run_on_simgpu: Ru
         REGISTER["off"]
         + """
 import torch
-x = torch.empty(9 << 30, dtype=torch.uint8, device="cuda")
+x = torch.empty(2 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
 assert x.data_ptr() == 0
 del x
 assert torch.empty(1 << 20, device="cuda").data_ptr() != 0

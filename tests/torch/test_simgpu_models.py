@@ -92,9 +92,12 @@ def test_graph_of_a_model(run_on_simgpu: Run) -> None:
         """
         import torch
 
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
+        def make():
+            return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
+
+        model = make()
         x = torch.randn(8, 64, device="cuda", requires_grad=True)
-        graphed = torch.cuda.make_graphed_callables(model, (x,))
+        graphed = torch.cuda.make_graphed_callables(make(), (x,))
         for _ in range(3):
             graphed(torch.randn(8, 64, device="cuda", requires_grad=True)).sum().backward()
         pool = torch.cuda.graph_pool_handle()

@@ -14,6 +14,7 @@ def test_spawned_child_shares_the_device(run_on_simgpu: Run, allocator: Mapping[
         """
         import torch
         import torch.multiprocessing as mp
+        import pyalloc.simgpu
 
 
         def child(queue, done):
@@ -27,14 +28,19 @@ def test_spawned_child_shares_the_device(run_on_simgpu: Run, allocator: Mapping[
             before = torch.cuda.mem_get_info()[0]
             context = mp.get_context("spawn")
             queue, done = context.Queue(), context.Event()
-            process = context.Process(target=child, args=(queue, done))
+            process = context.Process(target=child, args=(queue, done), daemon=True)
             process.start()
             seen, head = queue.get(timeout=120)
             assert head == list(range(10))
-            assert torch.cuda.mem_get_info()[0] == seen <= before - (64 << 20), (before, seen)
+            now = torch.cuda.mem_get_info()[0]
+            assert max(now, seen) <= before - (64 << 20), (before, seen, now)
+            # On a real device kernels and contexts take memory too, when they are first used.
+            simulated = pyalloc.simgpu.active()
+            assert now == seen or not simulated, (now, seen)
             done.set()
             process.join()
-            assert process.exitcode == 0 and torch.cuda.mem_get_info()[0] == before
+            after = torch.cuda.mem_get_info()[0]
+            assert process.exitcode == 0 and (after == before or not simulated), (before, after)
         """,
         memory="1GiB",
         env=allocator,
@@ -60,7 +66,7 @@ def test_tensor_sent_to_a_child(run_on_simgpu: Run) -> None:
         if __name__ == "__main__":
             context = mp.get_context("spawn")
             receive, send = context.Queue(), context.Queue()
-            process = context.Process(target=child, args=(receive, send))
+            process = context.Process(target=child, args=(receive, send), daemon=True)
             process.start()
             x = torch.ones(1000).cuda()
             receive.put(x)
