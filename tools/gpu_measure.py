@@ -213,9 +213,10 @@ def cost_of_plain_calls(driver: Driver, size: int, repeats: int) -> dict[str, fl
 
 
 def rules(driver: Driver, granule: int) -> dict[str, str]:
-    """What the driver answers to calls on a handle of four granules and addresses of eight."""
+    """What the driver answers to calls about a handle of four granules and a reservation of eight."""
     handle = driver.create(4 * granule)
     address = driver.reserve(8 * granule)
+    behind = address + 4 * granule
     answers = {}
 
     def ask(name: str, work: Callable[..., None], *arguments: int) -> None:
@@ -225,15 +226,17 @@ def rules(driver: Driver, granule: int) -> dict[str, str]:
         except RuntimeError as error:
             answers[name] = str(error)
 
-    ask("map the first half of a handle", driver.map, address, 2 * granule, handle)
-    ask("map the second half of a handle", driver.map, address + 4 * granule, 2 * granule, handle, 2 * granule)
-    ask("map over a mapping", driver.map, address, 2 * granule, handle)
-    ask("give access to half a mapping", driver.set_access, address, granule)
-    ask("give access to a mapping", driver.set_access, address, 2 * granule)
-    ask("unmap half a mapping", driver.unmap, address, granule)
-    ask("unmap a mapping", driver.unmap, address, 2 * granule)
-    ask("unmap what is not mapped", driver.unmap, address, 2 * granule)
-    ask("unmap the mapping of a second half", driver.unmap, address + 4 * granule, 2 * granule)
+    ask("map the first half of a handle", driver.map, behind, 2 * granule, handle)
+    ask("map the second half of a handle", driver.map, behind, 2 * granule, handle, 2 * granule)
+    ask("map a handle", driver.map, address, 4 * granule, handle)
+    ask("map a handle at a second address", driver.map, behind, 4 * granule, handle)
+    ask("map over a mapping", driver.map, address, 4 * granule, handle)
+    ask("give access to half a mapping", driver.set_access, address, 2 * granule)
+    ask("give access to two mappings", driver.set_access, address, 8 * granule)
+    ask("free a reservation with mappings", driver.free, address, 8 * granule)
+    ask("unmap half a mapping", driver.unmap, address, 2 * granule)
+    ask("unmap two mappings", driver.unmap, address, 8 * granule)
+    ask("unmap what is not mapped", driver.unmap, address, 8 * granule)
     driver.release(handle)
     ask("free half a reservation", driver.free, address, 4 * granule)
     ask("free a reservation", driver.free, address, 8 * granule)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from simulated_driver import GRANULE, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, load_driver, prop
+from simulated_driver import GRANULE, ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, load_driver, prop
 
 CAPACITY = 16  # granules
 RESERVATIONS, LENGTH = 2, 8  # granules each
@@ -65,6 +65,9 @@ class Mappings(RuleBasedStateMachine):
             if other[0] == place[0] and other[1] < place[1] + size and place[1] < other[1] + mapped.size
         ]
 
+    def free(self, place: tuple[int, int], size: int) -> bool:
+        return place[1] + size <= LENGTH and not self.overlapping(place, size)
+
     def whole(self, place: tuple[int, int], size: int) -> list[tuple[int, int]]:
         """The mappings that tile the range exactly; none when they do not."""
         found, at = [], place[1]
@@ -102,8 +105,9 @@ class Mappings(RuleBasedStateMachine):
             return
         memory = self.memories[pick % len(self.memories)]
         code = self.gpu.call("cuMemMap", self.address(place), size * GRANULE, 0, memory.handle, 0)
-        fits = place[1] + size <= LENGTH and size <= memory.size
-        if memory.references > 0 and fits and not self.overlapping(place, size):
+        if memory.references > 0 and size < memory.size:
+            assert code == NOT_SUPPORTED  # a handle is mapped whole
+        elif memory.references > 0 and size == memory.size and self.free(place, size):
             assert code == SUCCESS
             self.maps[place] = Mapped(memory, size)
             memory.mappings += 1

@@ -117,7 +117,7 @@ def test_map_checks_range_handle_offset_and_size(gpu: SimulatedDriver) -> None:
         (address, 0, 0, handle, 0),
         (address, GRANULE + 4096, 0, handle, 0),
         (address + 4096, GRANULE, 0, handle, 0),
-        (address, GRANULE, GRANULE, handle, 0),  # an offset, which no driver takes today
+        (address, 2 * GRANULE, GRANULE, handle, 0),  # past the handle's end
         (address, 4 * GRANULE, 0, handle, 0),  # more than the handle has
         (address + 3 * GRANULE, 2 * GRANULE, 0, handle, 0),  # past the reservation
         (0x7000_0000_0000, GRANULE, 0, handle, 0),
@@ -129,8 +129,17 @@ def test_map_checks_range_handle_offset_and_size(gpu: SimulatedDriver) -> None:
     gpu.map(address + GRANULE, handle, 2 * GRANULE)
     for start in (address, address + GRANULE, address + 2 * GRANULE):
         assert gpu.call("cuMemMap", start, 2 * GRANULE, 0, handle, 0) == INVALID_VALUE
-    gpu.map(address, handle)
-    gpu.map(address + 3 * GRANULE, handle)
+    one = gpu.create()
+    gpu.map(address, one)
+    gpu.map(address + 3 * GRANULE, one)
+
+
+def test_a_handle_is_mapped_whole(gpu: SimulatedDriver) -> None:
+    """As an H200 with driver 580 answers: half a handle, from its start or behind it, is not supported."""
+    address, handle = gpu.reserve(4 * GRANULE), gpu.create(2 * GRANULE)
+    for offset in (0, GRANULE):
+        assert gpu.call("cuMemMap", address, GRANULE, offset, handle, 0) == NOT_SUPPORTED
+    gpu.map(address, handle, 2 * GRANULE)
 
 
 def test_a_released_handle_cannot_be_mapped(gpu: SimulatedDriver) -> None:

@@ -98,9 +98,11 @@ SIMGPU_API Result cuMemRelease(MemHandle handle) {
 
 SIMGPU_API Result cuMemMap(DevicePtr address, size_t bytes, size_t offset, MemHandle handle, unsigned long long flags) {
   SIMGPU_BEGIN(cuMemMap);
-  if (flags != 0 || offset != 0 || !whole_granules(bytes) || address % kGranularity != 0) return kInvalidValue;
+  if (flags != 0 || !whole_granules(bytes) || address % kGranularity != 0) return kInvalidValue;
   Physical* physical = find_handle(sim, handle);
-  if (physical == nullptr || bytes > physical->bytes - offset || offset > physical->bytes) return kInvalidValue;
+  if (physical == nullptr || offset > physical->bytes || bytes > physical->bytes - offset) return kInvalidValue;
+  // Driver 580 on an H200 takes a handle whole or not at all.
+  if (bytes != physical->bytes) return kNotSupported;
   Region* region = find_reservation(sim, address, bytes);
   if (region == nullptr) return kInvalidValue;
   auto next = region->mappings.lower_bound(address);
