@@ -120,8 +120,8 @@ def test_map_checks_range_handle_offset_and_size(gpu: SimulatedDriver) -> None:
         (address, 2 * GRANULE, GRANULE, handle, 0),  # past the handle's end
         (address, 4 * GRANULE, 0, handle, 0),  # more than the handle has
         (address + 3 * GRANULE, 2 * GRANULE, 0, handle, 0),  # past the reservation
-        (0x7000_0000_0000, GRANULE, 0, handle, 0),
-        (address, GRANULE, 0, handle, 1),
+        (0x7000_0000_0000, 2 * GRANULE, 0, handle, 0),
+        (address, 2 * GRANULE, 0, handle, 1),
         (address, GRANULE, 0, 12345, 0),
     ]
     for arguments in refused:
