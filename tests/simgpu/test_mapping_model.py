@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from simulated_driver import GRANULE, ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, load_driver, prop
+from simulated_driver import (
+    GRANULE,
+    ILLEGAL_ADDRESS,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    load_driver,
+    prop,
+)
 
 CAPACITY = 16  # granules
 RESERVATIONS, LENGTH = 2, 8  # granules each
