@@ -4,13 +4,13 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "driver/driver.h"
 #include "stream/stream_set.h"
 
 namespace pyalloc {
 namespace {
 
 constexpr int64_t kBudgetFloor = 4;  // granules a heap may always create: the first blocks of each size need a place
+constexpr double kTight = 0.03;      // memory is tight when the device has no more than this beyond the live bytes
 
 }  // namespace
 
@@ -52,23 +52,58 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
       if (slot.stale) cost.impossible = true;
       ++cost.missing;
     } else {
-      cost.idle += slot.live == 0;
+      const Handle& handle = granules_.handle(slot.handle);
+      uint32_t end = std::min(last + 1, handle.slot + handle.granules);
+      if (handle.idle) cost.stranded += handle.granules - (end - index);
       if (slot.inherited != 0) {
         cost.waits = true;
         if (!could_order(stream, slot.inherited, slot.inherited_stamp)) cost.impossible = true;
       }
+      index = end - 1;  // its other slots have the same past
     }
     if (cost.impossible) break;
   }
+  if (tight()) {  // what is left of a granule serves only a neighbour: better to be one
+    auto opens = [&](uint32_t index, uint64_t edge) {
+      return edge % space.granule_bytes() != 0 && space.slot(index).live == 0;
+    };
+    cost.opened = opens(first, offset) + opens(last, offset + bytes);
+  }
+  if (cost.stranded > 0 && !may_strand(cost.stranded)) cost.impossible = true;
   return cost;
+}
+
+uint64_t Backing::find_gap(const AddressSpace& space, uint64_t offset, uint64_t end, uint64_t bytes) const {
+  constexpr int kMostLooks = 512;
+  uint64_t granule = space.granule_bytes(), start = align_up(offset, granule);
+  int looks = 0;
+  for (uint64_t at = start; at < end && start + bytes <= end && looks < kMostLooks; ++looks) {
+    const Slot& slot = space.slot(static_cast<uint32_t>(at / granule));
+    const Handle& handle = granules_.handle(slot.handle);
+    at = slot.handle == 0 ? at + granule : uint64_t{handle.slot + handle.granules} * granule;
+    if (slot.handle != 0 || slot.stale) start = at;
+    if (at >= start + bytes) return start;
+  }
+  return kNoGap;
 }
 
 // `needed`: granules about to be put to use beyond those that are.
 int64_t Backing::budget_granules(int64_t needed) const {
   auto granule = static_cast<double>(granules_.granule_bytes());
   double in_use = static_cast<double>(granules_.held() - granules_.idle() - granules_.on_shelf() + needed) * granule;
-  double wanted = std::max(in_use, static_cast<double>(blocks_.live_high_water())) * (1.0 + policy_.slack);
+  double wanted = std::max(in_use, static_cast<double>(blocks_.live_high_water())) * (1.0 + policy_.slack / 2);
   return static_cast<int64_t>(wanted / granule) + kBudgetFloor;
+}
+
+// Granules that the device has beyond the high-water and what may be held on top of it.
+double Backing::room() const {
+  double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
+  return static_cast<double>(std::min(full_at_, limit_granules())) - live * (1.0 + std::max(policy_.slack, kTight));
+}
+
+bool Backing::may_strand(int64_t granules) const {
+  double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
+  return static_cast<double>(granules_.stranded() + granules) <= std::min(live * policy_.slack, room()) / 2;
 }
 
 uint64_t Backing::limit_bytes() const {
@@ -76,63 +111,115 @@ uint64_t Backing::limit_bytes() const {
   return policy_.limit_bytes != 0 ? std::min(policy_.limit_bytes, fraction) : fraction;
 }
 
+int64_t Backing::limit_granules() const { return static_cast<int64_t>(limit_bytes() / granules_.granule_bytes()); }
+
 bool Backing::affordable(int64_t missing) const {
   return missing <= granules_.on_shelf() + std::max<int64_t>(0, budget_granules(missing) - granules_.held());
 }
 
-// The longest idle granule that `stream` may have, from `next` on in the idle list; 0 when there is none.
-HandleId Backing::steal(StreamIndex stream, HandleId& next) {
-  while (next != 0) {
-    HandleId id = next;
-    next = granules_.newer_idle(id);
-    const Granule& granule = granules_.granule(id);
-    const Slot& slot = spaces_[granule.space]->slot(granule.slot);
-    if (slot.pinned) continue;
-    if (!order_after(stream, slot.users, slot.stamp) || !order_after(stream, slot.inherited, slot.inherited_stamp))
-      continue;
-    granules_.set_busy(id);
-    return id;
+// Everything that used any granule of the handle at its present place.
+Backing::Uses Backing::uses_of(const Handle& handle) const {
+  Uses uses;
+  const AddressSpace& space = *spaces_[handle.space];
+  for (uint32_t index = handle.slot; index < handle.slot + handle.granules; ++index) {
+    const Slot& slot = space.slot(index);
+    uses.streams |= slot.users | slot.inherited;
+    uses.stamp = std::max({uses.stamp, slot.stamp, slot.inherited_stamp});
+    uses.pinned |= slot.pinned;
+  }
+  return uses;
+}
+
+// The longest idle handle that fits into a run of `most` slots and that `stream` may have; large ones first, since they
+// move as cheaply as small ones. `next` remembers where the search in each list goes on. 0 when there is none.
+HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]) {
+  for (int kind = handle_kind(most); kind < kHandleKinds; ++kind) {
+    while (next[kind] != 0) {
+      HandleId id = next[kind];
+      next[kind] = granules_.newer_idle(id);
+      Uses uses = uses_of(granules_.handle(id));
+      if (uses.pinned || !order_after(stream, uses.streams, uses.stamp)) continue;
+      granules_.take_idle(id);
+      return id;
+    }
   }
   return 0;
 }
 
-Status Backing::find(const std::vector<uint32_t>& missing, StreamIndex stream, std::vector<Found>& found) {
-  auto limit = static_cast<int64_t>(limit_bytes() / granules_.granule_bytes());
+// Gives idle handles that are finished back to the driver, so that smaller ones can be made of them: those that nobody
+// stole are too large for the run. The smallest first, until there are `wanted` granules. False when there are none.
+bool Backing::break_up(int64_t wanted) {
+  undo_stale(SIZE_MAX, false);  // memory with an old mapping would not become free
+  std::vector<HandleId> due;
+  for (int kind = kHandleKinds - 2; kind >= 0; --kind) {
+    for (HandleId id = granules_.oldest_idle(kind); id != 0 && wanted > 0; id = granules_.newer_idle(id)) {
+      Uses uses = uses_of(granules_.handle(id));
+      if (uses.pinned || granules_.handle(id).stale > 0 || !finished(uses.streams, uses.stamp)) continue;
+      due.push_back(id);
+      wanted -= kHandleSizes[kind];
+    }
+  }
+  return return_idle(std::move(due)) > 0;
+}
+
+Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found) {
+  int64_t limit = limit_granules(), needed = 0;
+  for (const Run& run : missing) needed += run.slots;
   bool limited = limit_bytes() < policy_.device_total;
-  auto needed = static_cast<int64_t>(missing.size());
   const char* too_little = limited ? "the limit set for pyalloc is reached" : "the device's memory is used up";
   if (needed > granules_.on_shelf() + granules_.idle() +
                    std::max<int64_t>(0, limit - granules_.held())) {  // hopeless: spare the driver
     refused_by_limit_ = limited;
     return fail(PYALLOC_OUT_OF_MEMORY, "%s", too_little);
   }
-  HandleId next_idle = granules_.oldest_idle();
-  bool driver_full = false;
+  HandleId next_idle[kHandleKinds];
+  auto restart = [&] {
+    for (int kind = 0; kind < kHandleKinds; ++kind) next_idle[kind] = granules_.oldest_idle(kind);
+  };
+  restart();
   int64_t budget = budget_granules(needed);
+  bool single = tight();  // then memory must be able to go anywhere
   Status created = kOk;
-  auto create = [&](HandleId& id) {
-    if (driver_full) return false;
-    if (granules_.held() >= limit) return refused_by_limit_ = limited, false;
-    created = granules_.create(id);
-    driver_full = created != kOk;
+  // A new handle for a run of `most` slots, as large as fits into the run and below `top` granules held. When the
+  // driver has no room for a large one, a smaller one may still do.
+  auto create = [&](uint32_t most, int64_t top, HandleId& id) {
+    int64_t room = std::min(top, limit) - granules_.held();
+    if (single) most = 1;
+    if (room <= 0 || created != kOk) return refused_by_limit_ |= limited && top >= limit && room <= 0, false;
+    for (int kind = handle_kind(static_cast<uint32_t>(std::min<int64_t>(most, room))); kind < kHandleKinds; ++kind) {
+      created = granules_.create(kHandleSizes[kind], id);
+      if (created != PYALLOC_OUT_OF_MEMORY) break;
+    }
+    if (created == PYALLOC_OUT_OF_MEMORY) full_at_ = granules_.held();
+    if (created == kOk && granules_.held() > full_at_) full_at_ = INT64_MAX;
     return created == kOk;
   };
-  for (uint32_t slot : missing) {
-    Found one{{slot, 0}, Origin::kShelf};
-    if ((one.placement.handle = granules_.take_from_shelf()) != 0) {
-      one.origin = Origin::kShelf;
-    } else if (granules_.held() < budget && create(one.placement.handle)) {
-      one.origin = Origin::kCreated;
-    } else if ((one.placement.handle = steal(stream, next_idle)) != 0) {
-      one.origin = Origin::kStolen;
-    } else if (create(one.placement.handle)) {
-      one.origin = Origin::kCreated;
-    } else {
-      put_back(found);
-      if (created != kOk && created != PYALLOC_OUT_OF_MEMORY) return created;
-      return fail(PYALLOC_OUT_OF_MEMORY, "%s", created != kOk ? "the driver has no memory left" : too_little);
+  // The same from memory that is idle in pieces too large for the run.
+  auto remake = [&](uint32_t most, HandleId& id) {
+    if ((created != kOk && created != PYALLOC_OUT_OF_MEMORY) || !break_up(most)) return false;
+    created = kOk;
+    restart();
+    return create(most, INT64_MAX, id);
+  };
+  for (Run run : missing) {
+    while (run.slots > 0) {
+      Found one{{run.slot, 0}, Origin::kCreated};
+      HandleId& id = one.placement.handle;
+      if ((id = granules_.take_from_shelf(run.slots)) != 0) {
+        one.origin = Origin::kShelf;
+      } else if (budget - granules_.held() >= kHandleSizes[handle_kind(run.slots)] && create(run.slots, budget, id)) {
+        one.origin = Origin::kCreated;
+      } else if ((id = steal(run.slots, stream, next_idle)) != 0) {
+        one.origin = Origin::kStolen;
+      } else if (!create(run.slots, budget, id) && !remake(run.slots, id) && !create(run.slots, INT64_MAX, id)) {
+        put_back(found);
+        if (created != kOk && created != PYALLOC_OUT_OF_MEMORY) return created;
+        return fail(PYALLOC_OUT_OF_MEMORY, "%s", created != kOk ? "the driver has no memory left" : too_little);
+      }
+      found.push_back(one);
+      run.slot += granules_.handle(id).granules;
+      run.slots -= granules_.handle(id).granules;
     }
-    found.push_back(one);
   }
   return kOk;
 }
@@ -141,7 +228,7 @@ void Backing::put_back(const std::vector<Found>& found) {
   for (auto one = found.rbegin(); one != found.rend(); ++one) {
     switch (one->origin) {
       case Origin::kStolen:
-        granules_.set_idle_oldest(one->placement.handle);
+        granules_.put_idle(one->placement.handle);
         break;
       case Origin::kShelf:
         granules_.put_on_shelf(one->placement.handle);
@@ -152,28 +239,31 @@ void Backing::put_back(const std::vector<Found>& found) {
   }
 }
 
-// The granules are mapped at their new slots: changes the books.
+// The handles are mapped at their new slots, which live blocks touch: changes the books.
 void Backing::adopt(AddressSpace& space, const std::vector<Found>& found) {
   for (const Found& one : found) {
     HandleId id = one.placement.handle;
-    uint64_t inherited = 0, inherited_stamp = 0;
+    const Handle& handle = granules_.handle(id);
+    Uses inherited;
     if (one.origin == Origin::kStolen) {
-      const Granule& granule = granules_.granule(id);
-      AddressSpace& old_space = *spaces_[granule.space];
-      Slot& old_slot = old_space.slot(granule.slot);
-      inherited = old_slot.users | old_slot.inherited;
-      inherited_stamp = std::max(old_slot.stamp, old_slot.inherited_stamp);
-      stale_.push_back({&old_space, granule.slot, inherited, inherited_stamp});
-      old_space.set_unmapped(granule.slot);
-      old_slot.stale = true;
-      count(counters_.stolen_granules);
-      if (space.one_stream || finished(inherited, inherited_stamp)) inherited = inherited_stamp = 0;
+      inherited = uses_of(handle);
+      AddressSpace& old_space = *spaces_[handle.space];
+      stale_.push_back({&old_space, handle.slot, handle.granules, id, inherited.streams, inherited.stamp});
+      granules_.add_stale(id);
+      for (uint32_t index = handle.slot; index < handle.slot + handle.granules; ++index) {
+        old_space.set_unmapped(index);
+        old_space.slot(index).stale = true;
+      }
+      count(counters_.stolen_granules, handle.granules);
+      if (space.one_stream || finished(inherited.streams, inherited.stamp)) inherited = Uses{};
     }
-    space.set_mapped(one.placement.slot, id);
-    Slot& slot = space.slot(one.placement.slot);
-    slot.inherited = inherited;
-    slot.inherited_stamp = inherited_stamp;
     granules_.mapped_at(id, space.id(), one.placement.slot);
+    for (uint32_t index = one.placement.slot; index < one.placement.slot + handle.granules; ++index) {
+      space.set_mapped(index, id);
+      space.slot(index).inherited = inherited.streams;
+      space.slot(index).inherited_stamp = inherited.stamp;
+      granules_.slot_live(id);
+    }
   }
 }
 
@@ -185,7 +275,7 @@ void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) 
     PYALLOC_ASSERT(slot.live > 0);
     if (--slot.live == 0 && slot.handle != 0) {
       if (now < 0) now = now_ms();
-      granules_.set_idle(slot.handle, now);
+      granules_.slot_dead(slot.handle, now);
     }
   }
 }
@@ -193,14 +283,22 @@ void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) 
 Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) {
   auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
        last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
-  std::vector<uint32_t> missing;
+  bool first_shared = offset % space.granule_bytes() != 0, last_shared = (offset + bytes) % space.granule_bytes() != 0;
+  std::vector<Run> missing;
+  bool extends = false;  // whether the next missing slot may lengthen the last run
   for (uint32_t index = first; index <= last; ++index) {
     Slot& slot = space.slot(index);
+    bool shared = (index == first && first_shared) || (index == last && last_shared);
     if (slot.handle == 0) {
-      missing.push_back(index);
+      if (extends && !shared) {
+        ++missing.back().slots;
+      } else {
+        missing.push_back({index, 1});
+      }
     } else if (slot.live == 0) {
-      granules_.set_busy(slot.handle);  // its own memory must not be stolen for its neighbours
+      granules_.slot_live(slot.handle);  // its own memory must not be stolen for its neighbours
     }
+    extends = slot.handle == 0 && !shared;
     ++slot.live;
   }
   refused_by_limit_ = false;
@@ -218,17 +316,17 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   if (status == kOk && !missing.empty()) {
     status = find(missing, stream, found);
     if (status == kOk) {
-      std::vector<Placement> placements;
+      std::vector<Placement> placements, stuck;
       placements.reserve(found.size());
       for (const Found& one : found) placements.push_back(one.placement);
-      std::vector<uint32_t> stuck;
       status = map_placements(space, granules_, placements, access_, counters_, stuck);
       if (status != kOk) {
-        put_back(found);
-        for (uint32_t slot : stuck) {
-          space.slot(slot).stale = true;
-          stale_.push_back({&space, slot, 0, 0});
+        for (const Placement& one : stuck) {
+          uint32_t granules = granules_.handle(one.handle).granules;
+          stale_.push_back({&space, one.slot, granules, 0, 0, 0});
+          for (uint32_t index = one.slot; index < one.slot + granules; ++index) space.slot(index).stale = true;
         }
+        put_back(found);
       }
     }
   }
@@ -250,147 +348,6 @@ void Backing::uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     slot.stamp = std::max(slot.stamp, position);
   }
   release_touch(space, first, last);
-}
-
-Status Backing::add_peer(int peer) {
-  for (const cuda::AccessDesc& known : access_)
-    if (known.location.id == peer) return kOk;
-  cuda::AccessDesc access{{cuda::kLocationDevice, peer}, cuda::kAccessReadWrite};
-  for (const AddressSpace* space : spaces_) {
-    for (uint32_t first = 0; first < space->highest_used();) {
-      uint32_t end = first;
-      while (end < space->highest_used() && space->slot(end).handle != 0) ++end;
-      if (end > first) {
-        // Access already given on failure stays: it lets the peer read what it asked to read, and the next call
-        // completes it.
-        cuda::Result result =
-            driver().set_access(space->address(first), uint64_t{end - first} * space->granule_bytes(), &access, 1);
-        if (result != cuda::kSuccess) return driver_failure("cuMemSetAccess", result, "giving a peer device access");
-      }
-      first = end + 1;
-    }
-  }
-  access_.push_back(access);
-  return kOk;
-}
-
-void Backing::poll_streams() {
-  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) clocks_.poll(stream);
-}
-
-size_t Backing::undo_stale(size_t most, bool wait) {
-  if (stale_.empty()) return 0;
-  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
-    if (wait) {
-      clocks_.synchronize(stream);
-    } else {
-      clocks_.poll(stream);
-    }
-  }
-  std::sort(stale_.begin(), stale_.end(), [](const Stale& a, const Stale& b) {
-    return a.space != b.space ? a.space->id() < b.space->id() : a.slot < b.slot;
-  });
-  std::vector<Stale> left;
-  for (size_t i = 0; i < stale_.size();) {
-    size_t end = i;
-    while (end < stale_.size() && most > 0 && stale_[end].space == stale_[i].space &&
-           stale_[end].slot == stale_[i].slot + (end - i) && finished(stale_[end].users, stale_[end].stamp)) {
-      ++end;
-      --most;
-    }
-    if (end == i) {
-      left.push_back(stale_[i++]);
-      continue;
-    }
-    bool undone = unmap_run(*stale_[i].space, stale_[i].slot, static_cast<uint32_t>(end - i), counters_) == kOk;
-    for (; i < end; ++i) {
-      if (undone) {
-        stale_[i].space->slot(stale_[i].slot).stale = false;
-      } else {
-        left.push_back(stale_[i]);  // tried again in the next round
-      }
-    }
-  }
-  stale_.swap(left);
-  return stale_.size();
-}
-
-uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
-  uint64_t before = static_cast<uint64_t>(granules_.held());
-  while (most > 0) {
-    HandleId id = granules_.take_from_shelf();
-    if (id == 0 || !granules_.release(id)) break;
-    --most;
-  }
-  std::vector<Placement> due;
-  std::vector<uint16_t> spaces;
-  for (HandleId id = granules_.oldest_idle(); id != 0 && due.size() < most; id = granules_.newer_idle(id)) {
-    const Granule& granule = granules_.granule(id);
-    if (granule.idle_since > idle_before_ms) break;
-    const Slot& slot = spaces_[granule.space]->slot(granule.slot);
-    if (slot.pinned || !finished(slot.users, slot.stamp) || !finished(slot.inherited, slot.inherited_stamp)) continue;
-    due.push_back({granule.slot, id});
-  }
-  std::sort(due.begin(), due.end(), [&](const Placement& a, const Placement& b) {
-    uint16_t left = granules_.granule(a.handle).space, right = granules_.granule(b.handle).space;
-    return left != right ? left < right : a.slot < b.slot;
-  });
-  for (size_t i = 0; i < due.size();) {
-    AddressSpace& space = *spaces_[granules_.granule(due[i].handle).space];
-    size_t end = i + 1;
-    while (end < due.size() && granules_.granule(due[end].handle).space == space.id() &&
-           due[end].slot == due[end - 1].slot + 1)
-      ++end;
-    if (unmap_run(space, due[i].slot, static_cast<uint32_t>(end - i), counters_) == kOk) {
-      for (size_t j = i; j < end; ++j) {
-        space.set_unmapped(due[j].slot);
-        granules_.set_busy(due[j].handle);
-        granules_.unmapped(due[j].handle);
-        granules_.release(due[j].handle);
-      }
-    }
-    i = end;
-  }
-  return (before - static_cast<uint64_t>(granules_.held())) * granules_.granule_bytes();
-}
-
-void Backing::close() {
-  // A refusal may be passing, so everything is offered twice.
-  auto unmap = [&](AddressSpace& space, uint32_t slot) {
-    if (unmap_run(space, slot, 1, counters_) != kOk && unmap_run(space, slot, 1, counters_) != kOk)
-      space.leave_reservation();
-  };
-  for (const Stale& one : stale_) unmap(*one.space, one.slot);
-  stale_.clear();
-  for (AddressSpace* space : spaces_) {
-    for (uint32_t index = 0; index < space->highest_used(); ++index) {
-      HandleId id = space->slot(index).handle;
-      if (id == 0) continue;
-      unmap(*space, index);
-      if (granules_.granule(id).idle) granules_.set_busy(id);
-      space->set_unmapped(index);
-      space->slot(index).live = 0;
-      granules_.unmapped(id);
-      granules_.release(id);
-    }
-  }
-  for (int64_t tries = 2 * granules_.on_shelf(); tries > 0 && granules_.on_shelf() > 0; --tries)
-    granules_.release(granules_.take_from_shelf());
-}
-
-bool Backing::validate(std::string& reason) const {
-  if (!granules_.validate(reason)) return false;
-  int64_t mapped = 0, stale = 0;
-  for (const AddressSpace* space : spaces_) {
-    if (!space->validate(granules_, reason)) return false;
-    mapped += space->mapped_slots();
-    for (uint32_t index = 0; index < space->highest_used(); ++index) stale += space->slot(index).stale;
-  }
-  if (mapped + granules_.on_shelf() != granules_.held())
-    return reason = "backing: mapped and shelved granules are not all that are held", false;
-  // A stuck slot may lie above everything that was ever mapped, so the list can be longer than what was counted.
-  if (stale > static_cast<int64_t>(stale_.size())) return reason = "backing: a stale slot is on no list", false;
-  return true;
 }
 
 }  // namespace pyalloc

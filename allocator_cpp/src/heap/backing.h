@@ -7,8 +7,14 @@
 //   - stolen: mapped at the address that needs it; the old mapping goes on the stale list and is undone off the allocation path,
 //     once the last use at the old address is finished;
 //   - given back to the driver, by trim or decay.
-// Missing memory is found in this order: shelf, creating below the budget, stealing the longest idle, creating up to
-// the limit. The budget is the recent high-water of live bytes plus slack; the limit is what the user set.
+// Missing memory is found in this order: shelf, creating below the budget, stealing the longest idle, breaking up idle
+// handles that are too large to be stolen, creating up to the limit. The limit is what the user set. A run of missing
+// slots gets the largest handles that fit into it; a granule shared with a neighbour is a handle of its own, so that
+// larger ones belong to one block and become idle with it.
+//
+// Slack is what may be held beyond the recent high-water of live bytes, in two halves: the budget is that high-water
+// and the first half; the second half may be stranded, by putting a block over a part of an idle handle. Where the
+// device has no room for that, memory is tight: nothing is stranded and every new handle is one granule.
 //
 // Order of use: a granule remembers which streams freed memory in it (`users`) and, after a steal, which streams' uses
 // at its old address may not be finished (`inherited`). Whoever gets a granule is ordered after both, by completed
@@ -36,13 +42,14 @@ struct BackingPolicy {
 
 class Backing {
  public:
-  // What a placement would cost: granules to be found, and idle granules it would use up. waits: other streams may have
-  // to be waited for. impossible: a slot is stale, or its memory is in use on a stream that `stream` cannot be ordered
-  // after.
+  // What a placement would cost: granules to be found, granules it would strand, and, while memory is tight, granules
+  // of which it is the first to use a part. waits: other streams may have to be waited for. impossible: a slot is stale,
+  // too much would be stranded, or memory there is in use on a stream that `stream` cannot be ordered after.
   struct Cost {
-    int64_t missing = 0, idle = 0;
+    int64_t missing = 0, stranded = 0, opened = 0;
     bool impossible = false, waits = false;
-    int64_t score() const { return impossible ? INT64_MAX : 4 * missing + idle; }
+    // Mapping a handle weighs as much as stranding 8 granules: chosen on the traces of tools/bench.
+    int64_t score() const { return impossible ? INT64_MAX : 8 * handles_for(missing) + stranded + 4 * opened; }
   };
 
   Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks, Counters& counters);
@@ -55,6 +62,9 @@ class Backing {
   void add_space(AddressSpace& space) { spaces_.push_back(&space); }
 
   Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;
+  // The first slot's start in [offset, end) from which `bytes` are unmapped; looks at a bounded number of handles.
+  static constexpr uint64_t kNoGap = UINT64_MAX;
+  uint64_t find_gap(const AddressSpace& space, uint64_t offset, uint64_t end, uint64_t bytes) const;
   bool affordable(int64_t missing) const;  // without stealing: shelf, and creating below the budget
 
   // Puts memory behind [offset, offset + bytes) of `space` for use on `stream`. All or nothing.
@@ -76,6 +86,7 @@ class Backing {
 
   bool refused_by_limit() const { return refused_by_limit_; }  // of the last failed commit
   uint64_t limit_bytes() const;
+  int64_t limit_granules() const;
   // Unmaps and releases everything (the heap is closing and nothing uses it).
   void close();
   bool validate(std::string& reason) const;
@@ -88,16 +99,30 @@ class Backing {
   };
   struct Stale {
     AddressSpace* space;
-    uint32_t slot;
+    uint32_t slot, granules;
+    HandleId handle;  // 0: the driver refused to undo a mapping that was never used
     uint64_t users, stamp;
+  };
+  struct Run {
+    uint32_t slot, slots;
+  };
+  struct Uses {
+    uint64_t streams = 0, stamp = 0;
+    bool pinned = false;
   };
 
   int64_t budget_granules(int64_t needed) const;
+  double room() const;
+  bool tight() const { return room() < 0; }
+  bool may_strand(int64_t granules) const;
   bool finished(uint64_t users, uint64_t stamp) const;
   bool order_after(StreamIndex stream, uint64_t users, uint64_t stamp);
   bool could_order(StreamIndex stream, uint64_t users, uint64_t stamp) const;
-  Status find(const std::vector<uint32_t>& missing, StreamIndex stream, std::vector<Found>& found);
-  HandleId steal(StreamIndex stream, HandleId& next);
+  Status find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found);
+  Uses uses_of(const Handle& handle) const;
+  HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
+  bool break_up(int64_t wanted);
+  int64_t return_idle(std::vector<HandleId> due);
   void put_back(const std::vector<Found>& found);
   void adopt(AddressSpace& space, const std::vector<Found>& found);
   void release_touch(AddressSpace& space, uint32_t first, uint32_t last);
@@ -111,6 +136,7 @@ class Backing {
   std::vector<cuda::AccessDesc> access_;  // every device that may use our mappings: the own one first
   std::vector<Stale> stale_;
   bool refused_by_limit_ = false;
+  int64_t full_at_ = INT64_MAX;  // granules held when the driver last had no more
 };
 
 }  // namespace pyalloc

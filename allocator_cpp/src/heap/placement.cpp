@@ -20,12 +20,24 @@ void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_
   uint64_t end = uint64_t{range.start} + range.length;
   if (low + uint64_t{units} > end) return;
   auto high = static_cast<uint32_t>(align_down(end - units, alignment));
-  bool fresh_end = id == space.extents().last();  // only its low end: the space grows from there
-  for (uint32_t start : {low, high}) {
+  // Of the fresh end only its low end, since the space grows from there; or, where old mappings still stand, behind all
+  // that was ever mapped.
+  bool fresh_end = id == space.extents().last();
+  if (fresh_end) {
+    uint64_t unused = align_up(uint64_t{space.memory().highest_used()} * granule_bytes_ / kUnit, alignment);
+    high = unused > low && unused + units <= end ? static_cast<uint32_t>(unused) : low;
+  }
+  auto offer = [&](uint32_t start) {
     Backing::Cost cost = backing_.cost(space.memory(), uint64_t{start} * kUnit, uint64_t{units} * kUnit, stream);
     if (!cost.impossible && cost.score() < choice.score()) choice = {id, start, cost};
-    if (low == high || fresh_end) break;
-  }
+    return !cost.impossible;
+  };
+  bool possible = offer(low);
+  if (high != low && !(fresh_end && possible)) possible |= offer(high);
+  if (possible || fresh_end) return;
+  // At both ends it would strand too much: where a hole is wide enough, nothing is stranded.
+  uint64_t gap = backing_.find_gap(space.memory(), uint64_t{low} * kUnit, end * kUnit, uint64_t{units} * kUnit);
+  if (gap != Backing::kNoGap && gap % (uint64_t{alignment} * kUnit) == 0) offer(static_cast<uint32_t>(gap / kUnit));
 }
 
 void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner,

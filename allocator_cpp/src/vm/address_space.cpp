@@ -76,12 +76,17 @@ bool AddressSpace::validate(const Granules& granules, std::string& reason) const
     }
     ++mapped_seen;
     runs += index == 0 || !mapped(index - 1);
-    const Granule& granule = granules.granule(one.handle);
-    if (!granule.mapped || granule.space != id_ || granule.slot != index)
-      return reason = "address space: slot " + std::to_string(index) + " and its granule disagree", false;
+    const Handle& handle = granules.handle(one.handle);
+    if (!handle.mapped || handle.space != id_ || index < handle.slot || index >= handle.slot + handle.granules)
+      return reason = "address space: slot " + std::to_string(index) + " and its handle disagree", false;
     if (one.stale) return reason = "address space: slot " + std::to_string(index) + " is both mapped and stale", false;
-    if (granule.idle != (one.live == 0))
-      return reason = "address space: slot " + std::to_string(index) + " is idle in one book only", false;
+    if (index == handle.slot) {
+      uint32_t live = 0;
+      for (uint32_t part = 0; part < handle.granules; ++part) live += slots_[index + part].live > 0;
+      if (live != handle.live_slots)
+        return reason = "address space: the handle at slot " + std::to_string(index) + " miscounts its live slots",
+               false;
+    }
   }
   if (mapped_seen != mapped_ || runs != segments_) return reason = "address space: counts disagree", false;
   return true;

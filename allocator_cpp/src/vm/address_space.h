@@ -16,7 +16,7 @@
 namespace pyalloc {
 
 struct Slot {
-  HandleId handle;           // the granule mapped here; 0: none
+  HandleId handle;           // the handle whose granule is mapped here; 0: none
   uint32_t live;             // live blocks and slabs that touch the slot
   uint64_t users;            // streams that freed memory in this granule since it was mapped here (StreamSet)
   uint64_t stamp;            // position of the latest of those frees
@@ -62,6 +62,7 @@ class AddressSpace {
 
   // Books only; the driver has been told (or will be) by mapping.h.
   void set_mapped(uint32_t index, HandleId handle);
+  // Forgets the slot's granule and who used it.
   void set_unmapped(uint32_t index);
 
   int64_t mapped_slots() const { return mapped_; }

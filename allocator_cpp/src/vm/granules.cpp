@@ -15,116 +15,144 @@ cuda::AllocationProp granule_properties(int device) {
 
 Granules::Granules(int device, size_t granule_bytes, Counters& counters)
     : device_(device), granule_bytes_(granule_bytes), counters_(counters) {
-  granules_.resize(1);
+  handles_.resize(1);
 }
 
-Status Granules::create(HandleId& made) {
+Status Granules::create(uint32_t granules, HandleId& made) {
   cuda::AllocationProp prop = granule_properties(device_);
   cuda::MemHandle memory = 0;
-  cuda::Result result = driver().create(&memory, granule_bytes_, &prop, 0);
-  if (result != cuda::kSuccess) return driver_failure("cuMemCreate", result, "creating a granule");
+  cuda::Result result = driver().create(&memory, granules * granule_bytes_, &prop, 0);
+  if (result != cuda::kSuccess) return driver_failure("cuMemCreate", result, "creating memory");
   count(counters_.num_device_alloc);
-  count(counters_.created_granules);
+  count(counters_.created_granules, granules);
   if (unused_.empty()) {
-    granules_.emplace_back();
-    made = static_cast<HandleId>(granules_.size() - 1);
+    handles_.emplace_back();
+    made = static_cast<HandleId>(handles_.size() - 1);
   } else {
     made = unused_.back();
     unused_.pop_back();
-    granules_[made] = Granule{};
+    handles_[made] = Handle{};
   }
-  granules_[made].memory = memory;
-  granules_[made].held = true;
-  ++held_;
+  handles_[made].memory = memory;
+  handles_[made].granules = granules;
+  held_ += granules;
   return kOk;
 }
 
 bool Granules::release(HandleId id) {
-  Granule& one = granules_[id];
-  PYALLOC_ASSERT(one.held && !one.mapped && !one.idle);
+  Handle& one = handles_[id];
+  PYALLOC_ASSERT(one.granules > 0 && !one.mapped && !one.idle && one.stale == 0);
   if (driver().release(one.memory) != cuda::kSuccess) {
     put_on_shelf(id);
     return false;
   }
   count(counters_.num_device_free);
-  one = Granule{};
+  held_ -= one.granules;
+  one = Handle{};
   unused_.push_back(id);
-  --held_;
   return true;
 }
 
-HandleId Granules::take_from_shelf() {
-  if (shelf_.empty()) return 0;
-  HandleId id = shelf_.back();
+HandleId Granules::take_from_shelf(uint32_t most) {
+  size_t best = shelf_.size();
+  for (size_t i = 0; i < shelf_.size(); ++i) {
+    uint32_t granules = handles_[shelf_[i]].granules;
+    if (granules <= most && (best == shelf_.size() || granules > handles_[shelf_[best]].granules)) best = i;
+  }
+  if (best == shelf_.size()) return 0;
+  HandleId id = shelf_[best];
+  shelf_[best] = shelf_.back();
   shelf_.pop_back();
+  on_shelf_ -= handles_[id].granules;
   return id;
 }
 
 void Granules::put_on_shelf(HandleId id) {
-  PYALLOC_ASSERT(!granules_[id].mapped);
+  PYALLOC_ASSERT(!handles_[id].mapped);
   shelf_.push_back(id);
+  on_shelf_ += handles_[id].granules;
 }
 
 void Granules::mapped_at(HandleId id, uint16_t space, uint32_t slot) {
-  granules_[id].mapped = true;
-  granules_[id].space = space;
-  granules_[id].slot = slot;
+  handles_[id].mapped = true;
+  handles_[id].space = space;
+  handles_[id].slot = slot;
 }
 
-void Granules::unmapped(HandleId id) { granules_[id].mapped = false; }
+void Granules::unmapped(HandleId id) { handles_[id].mapped = false; }
 
-void Granules::set_idle(HandleId id, int64_t now_ms) {
-  Granule& one = granules_[id];
-  PYALLOC_ASSERT(one.held && !one.idle);
+void Granules::slot_live(HandleId id) {
+  Handle& one = handles_[id];
+  if (one.idle) take_idle(id);
+  stranded_ += one.live_slots == 0 ? int64_t{one.granules} - 1 : -1;
+  ++one.live_slots;
+}
+
+void Granules::slot_dead(HandleId id, int64_t now_ms) {
+  Handle& one = handles_[id];
+  PYALLOC_ASSERT(one.live_slots > 0);
+  ++stranded_;
+  if (--one.live_slots > 0) return;
+  stranded_ -= one.granules;
   one.idle = true;
   one.idle_since = now_ms;
-  one.older = newest_;
+  IdleList& list = list_of(one);
+  one.older = list.newest;
   one.newer = 0;
-  (newest_ != 0 ? granules_[newest_].newer : oldest_) = id;
-  newest_ = id;
-  ++idle_;
+  (list.newest != 0 ? handles_[list.newest].newer : list.oldest) = id;
+  list.newest = id;
+  idle_ += one.granules;
 }
 
-void Granules::set_idle_oldest(HandleId id) {
-  Granule& one = granules_[id];
-  PYALLOC_ASSERT(one.held && !one.idle);
-  one.idle = true;
-  one.newer = oldest_;
-  one.older = 0;
-  (oldest_ != 0 ? granules_[oldest_].older : newest_) = id;
-  oldest_ = id;
-  ++idle_;
-}
-
-void Granules::set_busy(HandleId id) {
-  Granule& one = granules_[id];
+void Granules::take_idle(HandleId id) {
+  Handle& one = handles_[id];
   PYALLOC_ASSERT(one.idle);
-  (one.older != 0 ? granules_[one.older].newer : oldest_) = one.newer;
-  (one.newer != 0 ? granules_[one.newer].older : newest_) = one.older;
+  IdleList& list = list_of(one);
+  (one.older != 0 ? handles_[one.older].newer : list.oldest) = one.newer;
+  (one.newer != 0 ? handles_[one.newer].older : list.newest) = one.older;
   one.older = one.newer = 0;
   one.idle = false;
-  --idle_;
+  idle_ -= one.granules;
+}
+
+void Granules::put_idle(HandleId id) {
+  Handle& one = handles_[id];
+  PYALLOC_ASSERT(!one.idle && one.live_slots == 0);
+  IdleList& list = list_of(one);
+  one.idle = true;
+  one.newer = list.oldest;
+  one.older = 0;
+  (list.oldest != 0 ? handles_[list.oldest].older : list.newest) = id;
+  list.oldest = id;
+  idle_ += one.granules;
 }
 
 bool Granules::validate(std::string& reason) const {
-  int64_t held_seen = 0, idle_seen = 0, unmapped_seen = 0;
-  for (HandleId id = 1; id < granules_.size(); ++id) {
-    const Granule& one = granules_[id];
-    held_seen += one.held;
-    idle_seen += one.idle;
-    unmapped_seen += one.held && !one.mapped;
-    if (one.idle && !(one.held && one.mapped)) return reason = "granules: an idle granule is not mapped", false;
+  int64_t held_seen = 0, idle_seen = 0, stranded_seen = 0, unmapped_seen = 0;
+  for (HandleId id = 1; id < handles_.size(); ++id) {
+    const Handle& one = handles_[id];
+    held_seen += one.granules;
+    if (one.idle) idle_seen += one.granules;
+    if (one.live_slots > 0) stranded_seen += one.granules - one.live_slots;
+    if (one.granules > 0 && !one.mapped) unmapped_seen += one.granules;
+    if (one.idle && !one.mapped) return reason = "granules: an idle handle is not mapped", false;
+    if (one.mapped && one.idle != (one.live_slots == 0))
+      return reason = "granules: a handle is idle in one book only", false;
   }
   int64_t listed = 0;
-  HandleId previous = 0;
-  for (HandleId id = oldest_; id != 0 && listed <= idle_; id = granules_[id].newer) {
-    if (!granules_[id].idle || granules_[id].older != previous)
-      return reason = "granules: the idle list is broken", false;
-    previous = id;
-    ++listed;
+  for (int kind = 0; kind < kHandleKinds; ++kind) {
+    HandleId previous = 0;
+    for (HandleId id = lists_[kind].oldest; id != 0 && listed <= idle_; id = handles_[id].newer) {
+      const Handle& one = handles_[id];
+      if (!one.idle || one.older != previous || handle_kind(one.granules) != kind)
+        return reason = "granules: an idle list is broken", false;
+      previous = id;
+      listed += one.granules;
+    }
+    if (previous != lists_[kind].newest) return reason = "granules: an idle list does not end at its newest", false;
   }
-  if (previous != newest_) return reason = "granules: the idle list does not end at its newest", false;
-  if (held_seen != held_ || idle_seen != idle_ || listed != idle_ || unmapped_seen != on_shelf())
+  if (held_seen != held_ || idle_seen != idle_ || listed != idle_ || unmapped_seen != on_shelf_ ||
+      stranded_seen != stranded_)
     return reason = "granules: counts disagree", false;
   return true;
 }

@@ -5,46 +5,50 @@
 namespace pyalloc {
 namespace {
 
-// Length of the run of neighbouring slots that begins at placement `from`.
-size_t run_length(const std::vector<Placement>& placements, size_t from) {
+// The first placement from `from` on that does not follow on the one before it.
+size_t run_end(const Granules& granules, const std::vector<Placement>& placements, size_t from) {
   size_t end = from + 1;
-  while (end < placements.size() && placements[end].slot == placements[end - 1].slot + 1) ++end;
-  return end - from;
+  while (end < placements.size() &&
+         placements[end].slot == placements[end - 1].slot + granules.handle(placements[end - 1].handle).granules)
+    ++end;
+  return end;
 }
 
 // Nothing has used these mappings, so they may go at once.
-void undo(const AddressSpace& space, const std::vector<Placement>& placements, size_t mapped,
-          std::vector<uint32_t>& stuck) {
+void undo(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements, size_t mapped,
+          std::vector<Placement>& stuck) {
   for (size_t i = 0; i < mapped; ++i) {
-    if (driver().unmap(space.address(placements[i].slot), space.granule_bytes()) != cuda::kSuccess)
-      stuck.push_back(placements[i].slot);
+    const Placement& one = placements[i];
+    if (driver().unmap(space.address(one.slot), granules.bytes(one.handle)) != cuda::kSuccess) stuck.push_back(one);
   }
 }
 
 }  // namespace
 
 Status map_placements(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements,
-                      const std::vector<cuda::AccessDesc>& access, Counters& counters, std::vector<uint32_t>& stuck) {
+                      const std::vector<cuda::AccessDesc>& access, Counters& counters, std::vector<Placement>& stuck) {
   for (size_t i = 0; i < placements.size(); ++i) {
-    cuda::Result result = driver().map(space.address(placements[i].slot), space.granule_bytes(), 0,
-                                       granules.granule(placements[i].handle).memory, 0);
+    const Placement& one = placements[i];
+    cuda::Result result =
+        driver().map(space.address(one.slot), granules.bytes(one.handle), 0, granules.handle(one.handle).memory, 0);
     if (result != cuda::kSuccess) {
-      undo(space, placements, i, stuck);
-      return driver_failure("cuMemMap", result, "mapping a granule");
+      undo(space, granules, placements, i, stuck);
+      return driver_failure("cuMemMap", result, "mapping memory");
     }
     count(counters.num_device_alloc);
   }
   for (size_t i = 0; i < placements.size();) {
-    size_t run = run_length(placements, i);
-    cuda::Result result = driver().set_access(space.address(placements[i].slot), run * space.granule_bytes(),
-                                              access.data(), access.size());
+    size_t end = run_end(granules, placements, i);
+    uint64_t first = space.address(placements[i].slot);
+    uint64_t bytes = space.address(placements[end - 1].slot) + granules.bytes(placements[end - 1].handle) - first;
+    cuda::Result result = driver().set_access(first, bytes, access.data(), access.size());
     if (result != cuda::kSuccess) {
-      undo(space, placements, placements.size(), stuck);
+      undo(space, granules, placements, placements.size(), stuck);
       return driver_failure("cuMemSetAccess", result, "giving access to a mapping");
     }
     count(counters.num_device_alloc);
     count(counters.map_runs);
-    i += run;
+    i = end;
   }
   return kOk;
 }

@@ -18,7 +18,7 @@ struct Placement {
 // contiguous run. Changes no books. On failure every mapping is undone; `stuck` receives the slots where the driver
 // refused even that, whose addresses stay mapped.
 Status map_placements(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements,
-                      const std::vector<cuda::AccessDesc>& access, Counters& counters, std::vector<uint32_t>& stuck);
+                      const std::vector<cuda::AccessDesc>& access, Counters& counters, std::vector<Placement>& stuck);
 
 // Unmaps `slots` mapped slots from `first` with one call.
 Status unmap_run(const AddressSpace& space, uint32_t first, uint32_t slots, Counters& counters);

@@ -1,7 +1,8 @@
-"""The cost table: what a driver call is assumed to take, until a GPU has given its own figures.
+"""The cost table: what a driver call takes on an H200 (driver 580), by tools/bench/results/h200_vmm_probe.json.
 
-The modelled driver time of a replay is the sum of these over its calls. Assumptions, printed with every result, never
-tuned to one. The simulated driver does the sum (simgpu_set_cost), per call, per mapping touched and per MiB.
+The modelled driver time of a replay is the sum of these over its calls; the table is printed with every result. What a
+wait for the whole device takes depends on the work it waits for: a millisecond is assumed. The simulated driver does
+the sum (simgpu_set_cost), per call, per mapping touched and per MiB.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Cost:
 
 
 COSTS = (
-    Cost("reserve", "cuMemAddressReserve", 10),
-    Cost("create", "cuMemCreate", 100, per_mib=3),
-    Cost("map", "cuMemMap", 1.5),
-    Cost("set-access", "cuMemSetAccess", 20, per_mapping=0.5),
-    Cost("unmap", "cuMemUnmap", 12, per_mapping=1),
-    Cost("release", "cuMemRelease", 20),
-    Cost("cudaMalloc", "cuMemAlloc", 100, per_mib=3),
-    Cost("cudaFree", "cuMemFree", 200),
+    Cost("reserve", "cuMemAddressReserve", 3),
+    Cost("create", "cuMemCreate", 8.5, per_mib=0.023),
+    Cost("map", "cuMemMap", 0.65),
+    Cost("set-access", "cuMemSetAccess", 0, per_mapping=23, per_mib=0.04),
+    Cost("unmap", "cuMemUnmap", 0, per_mapping=16, per_mib=0.02),
+    Cost("release", "cuMemRelease", 9.5, per_mib=0.34),
+    Cost("cudaMalloc", "cuMemAlloc", 50, per_mib=0.06),
+    Cost("cudaFree", "cuMemFree", 40, per_mib=0.52),
     Cost("device synchronise", "cuCtxSynchronize", 1000),
 )
 
@@ -63,4 +64,4 @@ def table() -> list[dict[str, object]]:
 
 
 def one_line() -> str:
-    return "assumed costs: " + "; ".join(cost.text() for cost in COSTS)
+    return "costs on an H200: " + "; ".join(cost.text() for cost in COSTS)

@@ -1,0 +1,168 @@
+// The way back: old mappings undone, idle memory returned to the driver, peers, closing, and the whole truth of
+// Backing.
+#include <algorithm>
+
+#include "driver/driver.h"
+#include "heap/backing.h"
+
+namespace pyalloc {
+
+void Backing::poll_streams() {
+  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) clocks_.poll(stream);
+}
+
+size_t Backing::undo_stale(size_t most, bool wait) {
+  if (stale_.empty()) return 0;
+  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
+    if (wait) {
+      clocks_.synchronize(stream);
+    } else {
+      clocks_.poll(stream);
+    }
+  }
+  std::sort(stale_.begin(), stale_.end(), [](const Stale& a, const Stale& b) {
+    return a.space != b.space ? a.space->id() < b.space->id() : a.slot < b.slot;
+  });
+  std::vector<Stale> left;
+  for (size_t i = 0; i < stale_.size();) {
+    size_t end = i;
+    uint32_t first = stale_[i].slot, next = first;
+    while (end < stale_.size() && most > 0 && stale_[end].space == stale_[i].space && stale_[end].slot == next &&
+           finished(stale_[end].users, stale_[end].stamp)) {
+      next += stale_[end++].granules;
+      --most;
+    }
+    if (end == i) {
+      left.push_back(stale_[i++]);
+      continue;
+    }
+    AddressSpace& space = *stale_[i].space;
+    if (unmap_run(space, first, next - first, counters_) == kOk) {
+      for (uint32_t index = first; index < next; ++index) space.slot(index).stale = false;
+      for (size_t undone = i; undone < end; ++undone)
+        if (stale_[undone].handle != 0) granules_.remove_stale(stale_[undone].handle);
+    } else {
+      left.insert(left.end(), stale_.begin() + static_cast<ptrdiff_t>(i), stale_.begin() + static_cast<ptrdiff_t>(end));
+    }
+    i = end;
+  }
+  stale_.swap(left);
+  return stale_.size();
+}
+
+// Unmaps and releases idle handles, a run of neighbours with one unmap. Returns the granules given back.
+int64_t Backing::return_idle(std::vector<HandleId> due) {
+  int64_t before = granules_.held();
+  auto at = [&](HandleId id) -> const Handle& { return granules_.handle(id); };
+  std::sort(due.begin(), due.end(), [&](HandleId a, HandleId b) {
+    return at(a).space != at(b).space ? at(a).space < at(b).space : at(a).slot < at(b).slot;
+  });
+  for (size_t i = 0; i < due.size();) {
+    AddressSpace& space = *spaces_[at(due[i]).space];
+    uint32_t first = at(due[i]).slot, next = first;
+    size_t end = i;
+    while (end < due.size() && at(due[end]).space == space.id() && at(due[end]).slot == next)
+      next += at(due[end++]).granules;
+    if (unmap_run(space, first, next - first, counters_) == kOk) {
+      for (uint32_t index = first; index < next; ++index) space.set_unmapped(index);
+      for (; i < end; ++i) {
+        granules_.take_idle(due[i]);
+        granules_.unmapped(due[i]);
+        granules_.release(due[i]);
+      }
+    }
+    i = end;
+  }
+  return before - granules_.held();
+}
+
+uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
+  int64_t before = granules_.held();
+  full_at_ = INT64_MAX;
+  while (most > 0) {
+    HandleId id = granules_.take_from_shelf(UINT32_MAX);
+    if (id == 0 || !granules_.release(id)) break;
+    --most;
+  }
+  std::vector<HandleId> due;
+  for (int kind = 0; kind < kHandleKinds; ++kind) {
+    for (HandleId id = granules_.oldest_idle(kind); id != 0 && due.size() < most; id = granules_.newer_idle(id)) {
+      if (granules_.handle(id).idle_since > idle_before_ms) break;
+      Uses uses = uses_of(granules_.handle(id));
+      if (!uses.pinned && granules_.handle(id).stale == 0 && finished(uses.streams, uses.stamp)) due.push_back(id);
+    }
+  }
+  return_idle(std::move(due));
+  return static_cast<uint64_t>(before - granules_.held()) * granules_.granule_bytes();
+}
+
+Status Backing::add_peer(int peer) {
+  for (const cuda::AccessDesc& known : access_)
+    if (known.location.id == peer) return kOk;
+  cuda::AccessDesc access{{cuda::kLocationDevice, peer}, cuda::kAccessReadWrite};
+  for (const AddressSpace* space : spaces_) {
+    for (uint32_t first = 0; first < space->highest_used();) {
+      uint32_t end = first;
+      while (end < space->highest_used() && space->slot(end).handle != 0) ++end;
+      if (end > first) {
+        // Access already given on failure stays: it lets the peer read what it asked to read, and the next call
+        // completes it.
+        cuda::Result result =
+            driver().set_access(space->address(first), uint64_t{end - first} * space->granule_bytes(), &access, 1);
+        if (result != cuda::kSuccess) return driver_failure("cuMemSetAccess", result, "giving a peer device access");
+      }
+      first = end + 1;
+    }
+  }
+  access_.push_back(access);
+  return kOk;
+}
+
+void Backing::close() {
+  // A refusal may be passing, so everything is offered twice.
+  auto unmap = [&](AddressSpace& space, uint32_t slot, uint32_t count) {
+    if (unmap_run(space, slot, count, counters_) != kOk && unmap_run(space, slot, count, counters_) != kOk)
+      space.leave_reservation();
+  };
+  for (const Stale& one : stale_) {
+    unmap(*one.space, one.slot, one.granules);
+    if (one.handle != 0) granules_.remove_stale(one.handle);
+  }
+  stale_.clear();
+  for (AddressSpace* space : spaces_) {
+    for (uint32_t index = 0; index < space->highest_used(); ++index) {
+      HandleId id = space->slot(index).handle;
+      if (id == 0) continue;
+      uint32_t end = index + granules_.handle(id).granules;
+      unmap(*space, index, end - index);
+      for (uint32_t slot = index; slot < end; ++slot) {
+        space->set_unmapped(slot);
+        space->slot(slot).live = 0;
+      }
+      if (granules_.handle(id).idle) granules_.take_idle(id);
+      granules_.unmapped(id);
+      granules_.release(id);
+    }
+  }
+  for (int64_t tries = 2 * granules_.on_shelf(); tries > 0 && granules_.on_shelf() > 0; --tries)
+    granules_.release(granules_.take_from_shelf(UINT32_MAX));
+}
+
+bool Backing::validate(std::string& reason) const {
+  if (!granules_.validate(reason)) return false;
+  int64_t mapped = 0, stale = 0;
+  for (const AddressSpace* space : spaces_) {
+    if (!space->validate(granules_, reason)) return false;
+    mapped += space->mapped_slots();
+    for (uint32_t index = 0; index < space->highest_used(); ++index) stale += space->slot(index).stale;
+  }
+  if (mapped + granules_.on_shelf() != granules_.held())
+    return reason = "backing: mapped and shelved granules are not all that are held", false;
+  int64_t listed = 0;
+  for (const Stale& one : stale_) listed += one.granules;
+  // A stuck slot may lie above everything that was ever mapped, so the list can be longer than what was counted.
+  if (stale > listed) return reason = "backing: a stale slot is on no list", false;
+  return true;
+}
+
+}  // namespace pyalloc
