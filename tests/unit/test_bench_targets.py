@@ -176,4 +176,4 @@ def test_the_page_holds_every_target_and_trace(report: dict[str, Any]) -> None:
         assert f"| {row.what} |" in text
     assert "| serving | 1,000 | 20 GiB | 1.2000 | 1.0300 | 1.0020 |" in text
     assert "![Reserved memory against modelled driver time](frontier.svg)" in text
-    assert "create 100 us + 3 per MiB" in text
+    assert "create 8.5 us + 0.023 per MiB" in text

@@ -24,12 +24,10 @@ class Cost:
         return self.per_call * calls + self.per_mapping * mappings + self.per_mib * mib
 
     def text(self) -> str:
-        parts = [f"{self.per_call:g} us"]
-        if self.per_mapping:
-            parts.append(f"{self.per_mapping:g} per mapping")
-        if self.per_mib:
-            parts.append(f"{self.per_mib:g} per MiB")
-        return f"{self.name} {' + '.join(parts)}"
+        parts = [(self.per_call, ""), (self.per_mapping, " per mapping"), (self.per_mib, " per MiB")]
+        shown = [f"{us:g}{per}" for us, per in parts if us]
+        shown[0] = shown[0].replace(" ", " us ", 1) if " " in shown[0] else f"{shown[0]} us"
+        return f"{self.name} {' + '.join(shown)}"
 
 
 COSTS = (
