@@ -69,7 +69,7 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
     };
     cost.opened = opens(first, offset) + opens(last, offset + bytes);
   }
-  if (cost.stranded > 0 && !may_strand(cost.stranded)) cost.impossible = true;
+  if (cost.stranded > 0 && !strand_freely && !may_strand(cost.stranded)) cost.impossible = true;
   return cost;
 }
 

@@ -59,6 +59,8 @@ class Backing {
   const Granules& granules() const { return granules_; }
   uint64_t device_total() const { return policy_.device_total; }
   uint16_t next_space() const { return static_cast<uint16_t>(spaces_.size()); }
+  // For as long as it is set, placements may strand what they like: addresses are running out.
+  bool strand_freely = false;
   void add_space(AddressSpace& space) { spaces_.push_back(&space); }
 
   Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;

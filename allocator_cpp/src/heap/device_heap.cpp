@@ -12,7 +12,7 @@ namespace pyalloc {
 namespace {
 
 constexpr size_t kGranule = 2 * kMiB;
-constexpr uint64_t kAddressesPerByte = 4;      // addresses of the coarse space per byte of device memory
+constexpr uint64_t kAddressesPerByte = 16;     // addresses of the coarse space per byte of device memory
 constexpr uint64_t kLaneAddressesPerByte = 2;  // and of each lane's
 constexpr uint64_t kFewestAddresses = 16 * kGiB;
 constexpr size_t kLargestRequest = size_t{1} << 50;  // beyond any device; keeps sums from wrapping

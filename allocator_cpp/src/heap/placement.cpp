@@ -134,6 +134,11 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
     backing_.undo_stale(SIZE_MAX, false);
     consider_own();
     if (choice.range == kNoNode) {
+      backing_.strand_freely = true;
+      consider_own();
+      backing_.strand_freely = false;
+    }
+    if (choice.range == kNoNode) {
       return fail(PYALLOC_OUT_OF_MEMORY, "the pool's %llu GiB of addresses are used up",
                   static_cast<unsigned long long>(space.memory().bytes() / kGiB));
     }
