@@ -149,6 +149,7 @@ HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHan
 // Gives idle handles that are finished back to the driver, so that smaller ones can be made of them: those that nobody
 // stole are too large for the run. The smallest first, until there are `wanted` granules. False when there are none.
 bool Backing::break_up(int64_t wanted) {
+  poll_streams();
   undo_stale(SIZE_MAX, false);  // memory with an old mapping would not become free
   std::vector<HandleId> due;
   for (int kind = kHandleKinds - 2; kind >= 0; --kind) {
