@@ -21,22 +21,23 @@ Backing::Backing(int device, size_t granule_bytes, StreamClocks& clocks, const B
 }
 
 // Nothing is later than a stream's last free, so a stamp that others pushed beyond it asks no more of it than that.
-bool Backing::finished(uint64_t users, uint64_t stamp) const {
-  return each_stream(users, clocks_.end(),
-                     [&](StreamIndex user) { return clocks_.passed(user, std::min(stamp, clocks_.last_free(user))); });
+bool Backing::finished(const Uses& uses) const {
+  return each_stream(uses.streams, clocks_.end(), [&](StreamIndex user) {
+    return clocks_.passed(user, std::min(uses.stamp, clocks_.last_free(user)));
+  });
 }
 
-bool Backing::could_order(StreamIndex stream, uint64_t users, uint64_t stamp) const {
-  return each_stream(users, clocks_.end(), [&](StreamIndex user) {
-    uint64_t position = std::min(stamp, clocks_.last_free(user));
+bool Backing::could_order(StreamIndex stream, const Uses& uses) const {
+  return each_stream(uses.streams, clocks_.end(), [&](StreamIndex user) {
+    uint64_t position = std::min(uses.stamp, clocks_.last_free(user));
     return clocks_.ordered(stream, user, position) ||
            (policy_.cross_stream_wait && clocks_.can_wait(stream, user, position));
   });
 }
 
-bool Backing::order_after(StreamIndex stream, uint64_t users, uint64_t stamp) {
-  return each_stream(users, clocks_.end(), [&](StreamIndex user) {
-    uint64_t position = std::min(stamp, clocks_.last_free(user));
+bool Backing::order_after(StreamIndex stream, const Uses& uses) {
+  return each_stream(uses.streams, clocks_.end(), [&](StreamIndex user) {
+    uint64_t position = std::min(uses.stamp, clocks_.last_free(user));
     return clocks_.ordered(stream, user, position) ||
            (policy_.cross_stream_wait && clocks_.wait(stream, user, position));
   });
@@ -55,11 +56,11 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
       const Handle& handle = granules_.handle(slot.handle);
       uint32_t end = std::min(last + 1, handle.slot + handle.granules);
       if (handle.idle) cost.stranded += handle.granules - (end - index);
-      if (slot.inherited != 0) {
+      if (handle.inherited.streams != 0) {
         cost.waits = true;
-        if (!could_order(stream, slot.inherited, slot.inherited_stamp)) cost.impossible = true;
+        if (!could_order(stream, handle.inherited)) cost.impossible = true;
       }
-      index = end - 1;  // its other slots have the same past
+      index = end - 1;
     }
     if (cost.impossible) break;
   }
@@ -117,19 +118,6 @@ bool Backing::affordable(int64_t missing) const {
   return missing <= granules_.on_shelf() + std::max<int64_t>(0, budget_granules(missing) - granules_.held());
 }
 
-// Everything that used any granule of the handle at its present place.
-Backing::Uses Backing::uses_of(const Handle& handle) const {
-  Uses uses;
-  const AddressSpace& space = *spaces_[handle.space];
-  for (uint32_t index = handle.slot; index < handle.slot + handle.granules; ++index) {
-    const Slot& slot = space.slot(index);
-    uses.streams |= slot.users | slot.inherited;
-    uses.stamp = std::max({uses.stamp, slot.stamp, slot.inherited_stamp});
-    uses.pinned |= slot.pinned;
-  }
-  return uses;
-}
-
 // The longest idle handle that fits into a run of `most` slots and that `stream` may have; large ones first, since they
 // move as cheaply as small ones. `next` remembers where the search in each list goes on. 0 when there is none.
 HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]) {
@@ -137,8 +125,8 @@ HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHan
     while (next[kind] != 0) {
       HandleId id = next[kind];
       next[kind] = granules_.newer_idle(id);
-      Uses uses = uses_of(granules_.handle(id));
-      if (uses.pinned || !order_after(stream, uses.streams, uses.stamp)) continue;
+      const Handle& handle = granules_.handle(id);
+      if (handle.pinned || !order_after(stream, handle.uses) || !order_after(stream, handle.inherited)) continue;
       granules_.take_idle(id);
       return id;
     }
@@ -154,8 +142,8 @@ bool Backing::break_up(int64_t wanted) {
   std::vector<HandleId> due;
   for (int kind = kHandleKinds - 2; kind >= 0; --kind) {
     for (HandleId id = granules_.oldest_idle(kind); id != 0 && wanted > 0; id = granules_.newer_idle(id)) {
-      Uses uses = uses_of(granules_.handle(id));
-      if (uses.pinned || granules_.handle(id).stale > 0 || !finished(uses.streams, uses.stamp)) continue;
+      const Handle& handle = granules_.handle(id);
+      if (handle.pinned || handle.stale > 0 || !finished(handle.all_uses())) continue;
       due.push_back(id);
       wanted -= kHandleSizes[kind];
     }
@@ -247,22 +235,20 @@ void Backing::adopt(AddressSpace& space, const std::vector<Found>& found) {
     const Handle& handle = granules_.handle(id);
     Uses inherited;
     if (one.origin == Origin::kStolen) {
-      inherited = uses_of(handle);
+      inherited = handle.all_uses();
       AddressSpace& old_space = *spaces_[handle.space];
-      stale_.push_back({&old_space, handle.slot, handle.granules, id, inherited.streams, inherited.stamp});
+      stale_.push_back({&old_space, handle.slot, handle.granules, id, inherited});
       granules_.add_stale(id);
       for (uint32_t index = handle.slot; index < handle.slot + handle.granules; ++index) {
         old_space.set_unmapped(index);
         old_space.slot(index).stale = true;
       }
       count(counters_.stolen_granules, handle.granules);
-      if (space.one_stream || finished(inherited.streams, inherited.stamp)) inherited = Uses{};
+      if (space.one_stream || finished(inherited)) inherited = Uses{};
     }
-    granules_.mapped_at(id, space.id(), one.placement.slot);
+    granules_.mapped_at(id, space.id(), one.placement.slot, inherited);
     for (uint32_t index = one.placement.slot; index < one.placement.slot + handle.granules; ++index) {
       space.set_mapped(index, id);
-      space.slot(index).inherited = inherited.streams;
-      space.slot(index).inherited_stamp = inherited.stamp;
       granules_.slot_live(id);
     }
   }
@@ -304,13 +290,14 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   }
   refused_by_limit_ = false;
   bool ordered = true;
-  for (uint32_t index = first; index <= last && ordered; ++index) {
-    Slot& slot = space.slot(index);
-    PYALLOC_ASSERT(!slot.stale);
-    if (slot.inherited == 0) continue;
-    ordered = order_after(stream, slot.inherited, slot.inherited_stamp);
-    if (ordered && (space.one_stream || finished(slot.inherited, slot.inherited_stamp)))
-      slot.inherited = slot.inherited_stamp = 0;
+  for (uint32_t index = first; index <= last && ordered;) {
+    PYALLOC_ASSERT(!space.slot(index).stale);
+    HandleId id = space.slot(index).handle;
+    const Handle& handle = granules_.handle(id);
+    index = id == 0 ? index + 1 : handle.slot + handle.granules;
+    if (id == 0 || handle.inherited.streams == 0) continue;
+    ordered = order_after(stream, handle.inherited);
+    if (ordered && (space.one_stream || finished(handle.inherited))) granules_.forget_inherited(id);
   }
   Status status = ordered ? kOk : fail(PYALLOC_OUT_OF_MEMORY, "memory there is still in use by another stream");
   std::vector<Found> found;
@@ -324,7 +311,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
       if (status != kOk) {
         for (const Placement& one : stuck) {
           uint32_t granules = granules_.handle(one.handle).granules;
-          stale_.push_back({&space, one.slot, granules, 0, 0, 0});
+          stale_.push_back({&space, one.slot, granules, 0, Uses{}});
           for (uint32_t index = one.slot; index < one.slot + granules; ++index) space.slot(index).stale = true;
         }
         put_back(found);
@@ -342,11 +329,11 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
 void Backing::uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex user, uint64_t position) {
   auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
        last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
-  uint64_t bit = stream_bit(user);
-  for (uint32_t index = first; index <= last; ++index) {
-    Slot& slot = space.slot(index);
-    slot.users |= bit;
-    slot.stamp = std::max(slot.stamp, position);
+  for (uint32_t index = first; index <= last;) {
+    HandleId id = space.slot(index).handle;
+    PYALLOC_ASSERT(id != 0);
+    granules_.used(id, {stream_bit(user), position});
+    index = granules_.handle(id).slot + granules_.handle(id).granules;
   }
   release_touch(space, first, last);
 }

@@ -16,11 +16,12 @@
 // and the first half; the second half may be stranded, by putting a block over a part of an idle handle. Where the
 // device has no room for that, memory is tight: nothing is stranded and every new handle is one granule.
 //
-// Order of use: a granule remembers which streams freed memory in it (`users`) and, after a steal, which streams' uses
-// at its old address may not be finished (`inherited`). Whoever gets a granule is ordered after both, by completed
+// Order of use: a handle remembers which streams freed memory in it (`uses`) and, after a steal, which streams' uses
+// at its old address may not be finished (`inherited`). Whoever gets a handle is ordered after both, by completed
 // events or by GPU-side waits. Guarded by the heap's lock, with the context current.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -103,25 +104,20 @@ class Backing {
     AddressSpace* space;
     uint32_t slot, granules;
     HandleId handle;  // 0: the driver refused to undo a mapping that was never used
-    uint64_t users, stamp;
+    Uses uses;
   };
   struct Run {
     uint32_t slot, slots;
-  };
-  struct Uses {
-    uint64_t streams = 0, stamp = 0;
-    bool pinned = false;
   };
 
   int64_t budget_granules(int64_t needed) const;
   double room() const;
   bool tight() const { return room() < 0; }
   bool may_strand(int64_t granules) const;
-  bool finished(uint64_t users, uint64_t stamp) const;
-  bool order_after(StreamIndex stream, uint64_t users, uint64_t stamp);
-  bool could_order(StreamIndex stream, uint64_t users, uint64_t stamp) const;
+  bool finished(const Uses& uses) const;
+  bool order_after(StreamIndex stream, const Uses& uses);
+  bool could_order(StreamIndex stream, const Uses& uses) const;
   Status find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found);
-  Uses uses_of(const Handle& handle) const;
   HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
   bool break_up(int64_t wanted);
   int64_t return_idle(std::vector<HandleId> due);
@@ -136,7 +132,7 @@ class Backing {
   Granules granules_;
   std::vector<AddressSpace*> spaces_;     // by id
   std::vector<cuda::AccessDesc> access_;  // every device that may use our mappings: the own one first
-  std::vector<Stale> stale_;
+  std::deque<Stale> stale_;  // oldest first
   bool refused_by_limit_ = false;
   int64_t full_at_ = INT64_MAX;  // granules held when the driver last had no more
 };

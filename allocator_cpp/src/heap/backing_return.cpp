@@ -20,33 +20,30 @@ size_t Backing::undo_stale(size_t most, bool wait) {
       clocks_.poll(stream);
     }
   }
-  std::sort(stale_.begin(), stale_.end(), [](const Stale& a, const Stale& b) {
+  // The oldest are the likeliest to be finished, so a bounded look at them is enough for a bounded batch.
+  std::vector<Stale> due, kept;
+  for (size_t looks = most < SIZE_MAX / 4 ? 4 * most : SIZE_MAX; looks > 0 && due.size() < most && !stale_.empty();
+       --looks) {
+    (finished(stale_.front().uses) ? due : kept).push_back(stale_.front());
+    stale_.pop_front();
+  }
+  stale_.insert(stale_.begin(), kept.begin(), kept.end());
+  std::sort(due.begin(), due.end(), [](const Stale& a, const Stale& b) {
     return a.space != b.space ? a.space->id() < b.space->id() : a.slot < b.slot;
   });
-  std::vector<Stale> left;
-  for (size_t i = 0; i < stale_.size();) {
-    size_t end = i;
-    uint32_t first = stale_[i].slot, next = first;
-    while (end < stale_.size() && most > 0 && stale_[end].space == stale_[i].space && stale_[end].slot == next &&
-           finished(stale_[end].users, stale_[end].stamp)) {
-      next += stale_[end++].granules;
-      --most;
-    }
-    if (end == i) {
-      left.push_back(stale_[i++]);
+  for (size_t i = 0, end = 0; i < due.size(); i = end) {
+    AddressSpace& space = *due[i].space;
+    uint32_t first = due[i].slot, next = first;
+    for (end = i; end < due.size() && due[end].space == &space && due[end].slot == next; ++end)
+      next += due[end].granules;
+    if (unmap_run(space, first, next - first, counters_) != kOk) {  // tried again later
+      stale_.insert(stale_.end(), due.begin() + static_cast<ptrdiff_t>(i), due.begin() + static_cast<ptrdiff_t>(end));
       continue;
     }
-    AddressSpace& space = *stale_[i].space;
-    if (unmap_run(space, first, next - first, counters_) == kOk) {
-      for (uint32_t index = first; index < next; ++index) space.slot(index).stale = false;
-      for (size_t undone = i; undone < end; ++undone)
-        if (stale_[undone].handle != 0) granules_.remove_stale(stale_[undone].handle);
-    } else {
-      left.insert(left.end(), stale_.begin() + static_cast<ptrdiff_t>(i), stale_.begin() + static_cast<ptrdiff_t>(end));
-    }
-    i = end;
+    for (uint32_t index = first; index < next; ++index) space.slot(index).stale = false;
+    for (size_t undone = i; undone < end; ++undone)
+      if (due[undone].handle != 0) granules_.remove_stale(due[undone].handle);
   }
-  stale_.swap(left);
   return stale_.size();
 }
 
@@ -88,8 +85,8 @@ uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
   for (int kind = 0; kind < kHandleKinds; ++kind) {
     for (HandleId id = granules_.oldest_idle(kind); id != 0 && due.size() < most; id = granules_.newer_idle(id)) {
       if (granules_.handle(id).idle_since > idle_before_ms) break;
-      Uses uses = uses_of(granules_.handle(id));
-      if (!uses.pinned && granules_.handle(id).stale == 0 && finished(uses.streams, uses.stamp)) due.push_back(id);
+      const Handle& handle = granules_.handle(id);
+      if (!handle.pinned && handle.stale == 0 && finished(handle.all_uses())) due.push_back(id);
     }
   }
   return_idle(std::move(due));

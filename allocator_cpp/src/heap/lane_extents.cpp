@@ -12,7 +12,7 @@ bool Lane::all_slots_live(uint32_t start, uint32_t units, uint32_t least) const 
   auto first = static_cast<uint32_t>(offset / memory.granule_bytes());
   auto last = static_cast<uint32_t>((offset + uint64_t{units} * kUnit - 1) / memory.granule_bytes());
   for (uint32_t index = first; index <= last; ++index) {
-    if (memory.slot(index).live < least || memory.slot(index).inherited != 0) return false;
+    if (memory.slot(index).live < least) return false;
   }
   return true;
 }

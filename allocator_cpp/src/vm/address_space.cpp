@@ -62,7 +62,6 @@ void AddressSpace::set_unmapped(uint32_t index) {
   totals_.segments -= change;
   --mapped_;
   --totals_.slots;
-  one.users = one.stamp = one.inherited = one.inherited_stamp = 0;
 }
 
 bool AddressSpace::validate(const Granules& granules, std::string& reason) const {

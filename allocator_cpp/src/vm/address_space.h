@@ -16,14 +16,9 @@
 namespace pyalloc {
 
 struct Slot {
-  HandleId handle;           // the handle whose granule is mapped here; 0: none
-  uint32_t live;             // live blocks and slabs that touch the slot
-  uint64_t users;            // streams that freed memory in this granule since it was mapped here (StreamSet)
-  uint64_t stamp;            // position of the latest of those frees
-  uint64_t inherited;        // streams whose uses at an earlier address of this granule may not be finished
-  uint64_t inherited_stamp;  // and up to where
+  HandleId handle;  // the handle of which a granule is mapped here; 0: none
+  uint32_t live;    // live blocks and slabs that touch the slot
   bool stale;
-  bool pinned;
 };
 
 // Sums over the address spaces of one kind, so that reading them costs nothing.
@@ -62,7 +57,6 @@ class AddressSpace {
 
   // Books only; the driver has been told (or will be) by mapping.h.
   void set_mapped(uint32_t index, HandleId handle);
-  // Forgets the slot's granule and who used it.
   void set_unmapped(uint32_t index);
 
   int64_t mapped_slots() const { return mapped_; }

@@ -73,7 +73,9 @@ void Granules::put_on_shelf(HandleId id) {
   on_shelf_ += handles_[id].granules;
 }
 
-void Granules::mapped_at(HandleId id, uint16_t space, uint32_t slot) {
+void Granules::mapped_at(HandleId id, uint16_t space, uint32_t slot, const Uses& inherited) {
+  handles_[id].uses = Uses{};
+  handles_[id].inherited = inherited;
   handles_[id].mapped = true;
   handles_[id].space = space;
   handles_[id].slot = slot;

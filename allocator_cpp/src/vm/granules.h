@@ -10,6 +10,7 @@
 // idle list holds exactly the idle handles of its size, oldest first. Counts are in granules. Guarded by the heap's
 // lock; create and release call the driver and need its context current.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,8 +34,19 @@ inline int64_t handles_for(int64_t granules) {
   return granules / kHandleSizes[0] + __builtin_popcountll(static_cast<uint64_t>(granules % kHandleSizes[0]));
 }
 
+// Streams, and the latest position up to which they used something.
+struct Uses {
+  uint64_t streams = 0, stamp = 0;  // StreamSet
+  void add(const Uses& more) {
+    streams |= more.streams;
+    stamp = std::max(stamp, more.stamp);
+  }
+};
+
 struct Handle {
   cuda::MemHandle memory = 0;
+  Uses uses;       // by those that freed memory in it since it was mapped where it is
+  Uses inherited;  // of it at an earlier address, by those that may not be finished
   int64_t idle_since = 0;  // milliseconds
   HandleId older = 0, newer = 0;
   uint32_t slot = 0;        // where its first granule is mapped
@@ -42,7 +54,12 @@ struct Handle {
   uint32_t live_slots = 0;  // slots of it that live blocks touch
   uint32_t stale = 0;       // old mappings that still stand: the driver frees the memory only after them
   uint16_t space = 0;
-  bool mapped = false, idle = false;
+  bool mapped = false, idle = false, pinned = false;
+  Uses all_uses() const {
+    Uses all = uses;
+    all.add(inherited);
+    return all;
+  }
 };
 
 class Granules {
@@ -62,13 +79,15 @@ class Granules {
   HandleId take_from_shelf(uint32_t most);
   void put_on_shelf(HandleId id);
 
-  void mapped_at(HandleId id, uint16_t space, uint32_t slot);
+  void mapped_at(HandleId id, uint16_t space, uint32_t slot, const Uses& inherited);
   void unmapped(HandleId id);
   // A slot of the handle got its first live block, or lost its last.
   void slot_live(HandleId id);
   void slot_dead(HandleId id, int64_t now_ms);
   void add_stale(HandleId id) { ++handles_[id].stale; }
   void remove_stale(HandleId id) { --handles_[id].stale; }
+  void used(HandleId id, const Uses& uses) { handles_[id].uses.add(uses); }
+  void forget_inherited(HandleId id) { handles_[id].inherited = Uses{}; }
   // An idle handle is taken off its list to be moved, and put back, as the oldest, when that failed.
   void take_idle(HandleId id);
   void put_idle(HandleId id);
