@@ -35,6 +35,9 @@ void simgpu_set_work_time(double us_per_operation); /* timed: virtual microsecon
 int64_t simgpu_step(int64_t n);
 int64_t simgpu_pending(void); /* operations enqueued and not yet complete, all devices */
 
+/* The context current on this thread, or 0: read without the driver's lock, not counted, never failing. */
+unsigned long long simgpu_thread_context(void);
+
 /* --- a kernel that says what it touches: checked for access and order, fills its writes with `value` --- */
 typedef struct simgpu_span {
   uint64_t address;

@@ -56,6 +56,8 @@ CONTROL int simgpu_present(void) {
   return last_error.empty() ? 0 : -1;
 }
 
+CONTROL unsigned long long simgpu_thread_context(void) { return context_stack().top(); }
+
 CONTROL const char* simgpu_last_error(void) { return last_error.c_str(); }
 
 CONTROL int simgpu_reset(const char* configuration) {

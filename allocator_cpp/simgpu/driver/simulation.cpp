@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
@@ -11,8 +12,8 @@
 namespace simgpu {
 namespace {
 
-Simulation* current = nullptr;  // never freed at exit: calls may still come from other libraries' destructors
-uint64_t epoch = 0;             // counts simulations: tells a thread that its contexts are gone
+Simulation* current = nullptr;   // never freed at exit: calls may still come from other libraries' destructors
+std::atomic<uint64_t> epoch{0};  // counts simulations: tells a thread that its contexts are gone
 bool forked = false;
 bool exiting = false;
 std::string environment_error;
@@ -124,9 +125,10 @@ Result initialize(Simulation& sim) {
 ContextStack& context_stack() {
   static thread_local ContextStack stack;  // zero: empty
   static thread_local uint64_t stack_epoch = 0;
-  if (stack_epoch != epoch) {
+  uint64_t now = epoch.load(std::memory_order_relaxed);
+  if (stack_epoch != now) {
     stack.clear();
-    stack_epoch = epoch;
+    stack_epoch = now;
   }
   return stack;
 }

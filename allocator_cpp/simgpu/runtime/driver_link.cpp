@@ -57,7 +57,8 @@ bool load(Driver& table) {
   }
   table.proc_address = reinterpret_cast<decltype(table.proc_address)>(dlsym(library, "cuGetProcAddress_v2"));
   table.launch = reinterpret_cast<decltype(table.launch)>(dlsym(library, "simgpu_launch"));
-  if (table.proc_address == nullptr || table.launch == nullptr) {
+  table.thread_context = reinterpret_cast<decltype(table.thread_context)>(dlsym(library, "simgpu_thread_context"));
+  if (table.proc_address == nullptr || table.launch == nullptr || table.thread_context == nullptr) {
     std::fprintf(stderr,
                  "simgpu: libcuda.so.1 and libsimgpu_runtime.so are of different versions; reinstall pyalloc\n");
     return false;
@@ -135,8 +136,9 @@ Error current_device(int* device) {
   if (device == nullptr) return kInvalidValue;
   const Driver* table = driver();
   if (table == nullptr) return kInsufficientDriver;
-  Context context = nullptr;
-  if (table->context_current(&context) != kSuccess || context == nullptr) {
+  // Without the driver's lock, as the real runtime: allocators ask before every allocation.
+  auto context = reinterpret_cast<Context>(table->thread_context());
+  if (context == nullptr) {
     *device = state.device;
     return kSuccess;
   }

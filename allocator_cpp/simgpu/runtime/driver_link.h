@@ -15,6 +15,7 @@ struct Driver {
 #undef DRIVER_CALL
   int (*proc_address)(const char* symbol, void** function, int version, unsigned long long flags, int* status);
   decltype(&simgpu_launch) launch;
+  decltype(&simgpu_thread_context) thread_context;
 };
 
 // Null when libcuda.so.1 is missing or is not simgpu's; the reason has been printed once.
