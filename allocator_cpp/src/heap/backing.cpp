@@ -9,8 +9,9 @@
 namespace pyalloc {
 namespace {
 
-constexpr int64_t kBudgetFloor = 4;  // granules a heap may always create: the first blocks of each size need a place
-constexpr double kTight = 0.03;      // memory is tight when the device has no more than this beyond the live bytes
+constexpr int64_t kBudgetFloor = 4;    // granules a heap may always create: the first blocks of each size need a place
+constexpr double kBudgetShare = 0.25;  // of the slack
+constexpr double kTight = 0.03;        // memory is tight when the device has no more than this beyond the live bytes
 
 }  // namespace
 
@@ -92,7 +93,8 @@ uint64_t Backing::find_gap(const AddressSpace& space, uint64_t offset, uint64_t 
 int64_t Backing::budget_granules(int64_t needed) const {
   auto granule = static_cast<double>(granules_.granule_bytes());
   double in_use = static_cast<double>(granules_.held() - granules_.idle() - granules_.on_shelf() + needed) * granule;
-  double wanted = std::max(in_use, static_cast<double>(blocks_.live_high_water())) * (1.0 + policy_.slack / 2);
+  double wanted =
+      std::max(in_use, static_cast<double>(blocks_.live_high_water())) * (1.0 + policy_.slack * kBudgetShare);
   return static_cast<int64_t>(wanted / granule) + kBudgetFloor;
 }
 
@@ -104,7 +106,7 @@ double Backing::room() const {
 
 bool Backing::may_strand(int64_t granules) const {
   double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
-  return static_cast<double>(granules_.stranded() + granules) <= std::min(live * policy_.slack, room()) / 2;
+  return static_cast<double>(granules_.stranded() + granules) <= std::min(live * policy_.slack, room() / 2);
 }
 
 uint64_t Backing::limit_bytes() const {

@@ -12,9 +12,10 @@
 // slots gets the largest handles that fit into it; a granule shared with a neighbour is a handle of its own, so that
 // larger ones belong to one block and become idle with it.
 //
-// Slack is what may be held beyond the recent high-water of live bytes, in two halves: the budget is that high-water
-// and the first half; the second half may be stranded, by putting a block over a part of an idle handle. Where the
-// device has no room for that, memory is tight: nothing is stranded and every new handle is one granule.
+// Slack is what may be held beyond the recent high-water of live bytes. The budget is that high-water and a quarter of
+// the slack; as much as all of the slack may be stranded, by putting a block over a part of an idle handle, which the
+// next block often fills. Where the device has no room for that, memory is tight: nothing is stranded and every new
+// handle is one granule. (Shares chosen on the traces of tools/bench.)
 //
 // Order of use: a handle remembers which streams freed memory in it (`uses`) and, after a steal, which streams' uses
 // at its old address may not be finished (`inherited`). Whoever gets a handle is ordered after both, by completed
@@ -132,7 +133,7 @@ class Backing {
   Granules granules_;
   std::vector<AddressSpace*> spaces_;     // by id
   std::vector<cuda::AccessDesc> access_;  // every device that may use our mappings: the own one first
-  std::deque<Stale> stale_;  // oldest first
+  std::deque<Stale> stale_;               // oldest first
   bool refused_by_limit_ = false;
   int64_t full_at_ = INT64_MAX;  // granules held when the driver last had no more
 };
