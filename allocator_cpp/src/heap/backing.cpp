@@ -9,9 +9,9 @@
 namespace pyalloc {
 namespace {
 
-constexpr int64_t kBudgetFloor = 4;    // granules a heap may always create: the first blocks of each size need a place
-constexpr double kBudgetShare = 0.25;  // of the slack
-constexpr double kTight = 0.03;        // memory is tight when the device has no more than this beyond the live bytes
+constexpr int64_t kBudgetFloor = 4;  // granules a heap may always create: the first blocks of each size need a place
+constexpr double kBudgetShare = 0.25, kStrandShare = 0.5;  // of the slack
+constexpr double kTight = 0.03;  // memory is tight when the device has no more than this beyond the live bytes
 
 }  // namespace
 
@@ -106,7 +106,8 @@ double Backing::room() const {
 
 bool Backing::may_strand(int64_t granules) const {
   double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
-  return static_cast<double>(granules_.stranded() + granules) <= std::min(live * policy_.slack, room() / 2);
+  return static_cast<double>(granules_.stranded() + granules) <=
+         std::min(live * policy_.slack * kStrandShare, room() / 4);
 }
 
 uint64_t Backing::limit_bytes() const {
@@ -137,8 +138,8 @@ HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHan
 }
 
 // Gives idle handles that are finished back to the driver, so that smaller ones can be made of them: those that nobody
-// stole are too large for the run. The smallest first, until there are `wanted` granules. False when there are none.
-bool Backing::break_up(int64_t wanted) {
+// stole are too large for the run. The smallest first, until there are `wanted` granules. Returns how many there were.
+int64_t Backing::break_up(int64_t wanted) {
   poll_streams();
   undo_stale(SIZE_MAX, false);  // memory with an old mapping would not become free
   std::vector<HandleId> due;
@@ -150,7 +151,7 @@ bool Backing::break_up(int64_t wanted) {
       wanted -= kHandleSizes[kind];
     }
   }
-  return return_idle(std::move(due)) > 0;
+  return return_idle(std::move(due));
 }
 
 Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found) {
@@ -186,11 +187,18 @@ Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::v
     return created == kOk;
   };
   // The same from memory that is idle in pieces too large for the run.
+  int64_t broken = 0;  // granules of them not yet made into new handles
   auto remake = [&](uint32_t most, HandleId& id) {
-    if ((created != kOk && created != PYALLOC_OUT_OF_MEMORY) || !break_up(most)) return false;
-    created = kOk;
-    restart();
-    return create(most, INT64_MAX, id);
+    if (created != kOk && created != PYALLOC_OUT_OF_MEMORY) return false;
+    if (broken <= 0) {
+      broken = break_up(most);
+      if (broken == 0) return false;
+      created = kOk;
+      restart();
+    }
+    if (!create(most, INT64_MAX, id)) return false;
+    broken -= granules_.handle(id).granules;
+    return true;
   };
   for (Run run : missing) {
     while (run.slots > 0) {

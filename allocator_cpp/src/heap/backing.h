@@ -13,8 +13,8 @@
 // larger ones belong to one block and become idle with it.
 //
 // Slack is what may be held beyond the recent high-water of live bytes. The budget is that high-water and a quarter of
-// the slack; as much as all of the slack may be stranded, by putting a block over a part of an idle handle, which the
-// next block often fills. Where the device has no room for that, memory is tight: nothing is stranded and every new
+// the slack; half of the slack may be stranded, by putting a block over a part of an idle handle, which the next block
+// often fills. Where the device has no room for that, memory is tight: nothing is stranded and every new
 // handle is one granule. (Shares chosen on the traces of tools/bench.)
 //
 // Order of use: a handle remembers which streams freed memory in it (`uses`) and, after a steal, which streams' uses
@@ -120,7 +120,7 @@ class Backing {
   bool could_order(StreamIndex stream, const Uses& uses) const;
   Status find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found);
   HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
-  bool break_up(int64_t wanted);
+  int64_t break_up(int64_t wanted);
   int64_t return_idle(std::vector<HandleId> due);
   void put_back(const std::vector<Found>& found);
   void adopt(AddressSpace& space, const std::vector<Found>& found);
