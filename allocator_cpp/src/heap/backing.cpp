@@ -10,7 +10,7 @@ namespace pyalloc {
 namespace {
 
 constexpr int64_t kBudgetFloor = 4;  // granules a heap may always create: the first blocks of each size need a place
-constexpr double kBudgetShare = 0.25, kStrandShare = 0.5;  // of the slack
+constexpr double kBudgetShare = 0.25, kSplitShare = 4;  // of the slack; chosen on the traces of tools/bench
 constexpr double kTight = 0.03;  // memory is tight when the device has no more than this beyond the live bytes
 
 }  // namespace
@@ -44,6 +44,12 @@ bool Backing::order_after(StreamIndex stream, const Uses& uses) {
   });
 }
 
+// Whether [offset, offset + bytes) is all of the handle, or more.
+bool Backing::covers(const AddressSpace& space, uint64_t offset, uint64_t bytes, const Handle& handle) {
+  uint64_t granule = space.granule_bytes();
+  return offset <= handle.slot * granule && offset + bytes >= (handle.slot + uint64_t{handle.granules}) * granule;
+}
+
 Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const {
   Cost cost;
   auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
@@ -56,7 +62,10 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
     } else {
       const Handle& handle = granules_.handle(slot.handle);
       uint32_t end = std::min(last + 1, handle.slot + handle.granules);
-      if (handle.idle) cost.stranded += handle.granules - (end - index);
+      if (handle.idle && handle.granules > 1 && !covers(space, offset, bytes, handle)) {
+        cost.stranded += handle.granules - (end - index);
+        cost.split += handle.granules;
+      }
       if (handle.inherited.streams != 0) {
         cost.waits = true;
         if (!could_order(stream, handle.inherited)) cost.impossible = true;
@@ -71,7 +80,7 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
     };
     cost.opened = opens(first, offset) + opens(last, offset + bytes);
   }
-  if (cost.stranded > 0 && !strand_freely && !may_strand(cost.stranded)) cost.impossible = true;
+  if (cost.split > 0 && !split_freely && !may_split(cost.split)) cost.impossible = true;
   return cost;
 }
 
@@ -92,7 +101,8 @@ uint64_t Backing::find_gap(const AddressSpace& space, uint64_t offset, uint64_t 
 // `needed`: granules about to be put to use beyond those that are.
 int64_t Backing::budget_granules(int64_t needed) const {
   auto granule = static_cast<double>(granules_.granule_bytes());
-  double in_use = static_cast<double>(granules_.held() - granules_.idle() - granules_.on_shelf() + needed) * granule;
+  int64_t used = granules_.held() - granules_.idle() - granules_.on_shelf() - granules_.stranded();
+  double in_use = static_cast<double>(used + needed) * granule;
   double wanted =
       std::max(in_use, static_cast<double>(blocks_.live_high_water())) * (1.0 + policy_.slack * kBudgetShare);
   return static_cast<int64_t>(wanted / granule) + kBudgetFloor;
@@ -104,10 +114,10 @@ double Backing::room() const {
   return static_cast<double>(std::min(full_at_, limit_granules())) - live * (1.0 + std::max(policy_.slack, kTight));
 }
 
-bool Backing::may_strand(int64_t granules) const {
+bool Backing::may_split(int64_t granules) const {
   double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
-  return static_cast<double>(granules_.stranded() + granules) <=
-         std::min(live * policy_.slack * kStrandShare, room() / 4);
+  return static_cast<double>(granules_.in_split() + granules) <=
+         std::min(live * policy_.slack * kSplitShare, room() / 4);
 }
 
 uint64_t Backing::limit_bytes() const {
@@ -300,11 +310,12 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   }
   refused_by_limit_ = false;
   bool ordered = true;
-  for (uint32_t index = first; index <= last && ordered;) {
+  for (uint32_t index = first; index <= last && ordered;) {  // by handles
     PYALLOC_ASSERT(!space.slot(index).stale);
     HandleId id = space.slot(index).handle;
     const Handle& handle = granules_.handle(id);
     index = id == 0 ? index + 1 : handle.slot + handle.granules;
+    if (id != 0 && !covers(space, offset, bytes, handle)) granules_.split(id);
     if (id == 0 || handle.inherited.streams == 0) continue;
     ordered = order_after(stream, handle.inherited);
     if (ordered && (space.one_stream || finished(handle.inherited))) granules_.forget_inherited(id);

@@ -13,9 +13,8 @@
 // larger ones belong to one block and become idle with it.
 //
 // Slack is what may be held beyond the recent high-water of live bytes. The budget is that high-water and a quarter of
-// the slack; half of the slack may be stranded, by putting a block over a part of an idle handle, which the next block
-// often fills. Where the device has no room for that, memory is tight: nothing is stranded and every new
-// handle is one granule. (Shares chosen on the traces of tools/bench.)
+// the slack; handles of four times the slack may be split, of which a small part strands. Where the device has no room
+// for that, memory is tight: nothing is split and every new handle is one granule.
 //
 // Order of use: a handle remembers which streams freed memory in it (`uses`) and, after a steal, which streams' uses
 // at its old address may not be finished (`inherited`). Whoever gets a handle is ordered after both, by completed
@@ -44,11 +43,11 @@ struct BackingPolicy {
 
 class Backing {
  public:
-  // What a placement would cost: granules to be found, granules it would strand, and, while memory is tight, granules
-  // of which it is the first to use a part. waits: other streams may have to be waited for. impossible: a slot is stale,
-  // too much would be stranded, or memory there is in use on a stream that `stream` cannot be ordered after.
+  // What a placement would cost: granules to be found, granules of the handles it would split and those of them
+  // it would strand at once, and, while memory is tight, granules of which it is the first to use a part. waits: other
+  // streams may have to be waited for. impossible: a slot is stale, too much would be split, or memory there is in use on a stream that `stream` cannot be ordered after.
   struct Cost {
-    int64_t missing = 0, stranded = 0, opened = 0;
+    int64_t missing = 0, split = 0, stranded = 0, opened = 0;
     bool impossible = false, waits = false;
     // Mapping a handle weighs as much as stranding 8 granules: chosen on the traces of tools/bench.
     int64_t score() const { return impossible ? INT64_MAX : 8 * handles_for(missing) + stranded + 4 * opened; }
@@ -61,8 +60,8 @@ class Backing {
   const Granules& granules() const { return granules_; }
   uint64_t device_total() const { return policy_.device_total; }
   uint16_t next_space() const { return static_cast<uint16_t>(spaces_.size()); }
-  // For as long as it is set, placements may strand what they like: addresses are running out.
-  bool strand_freely = false;
+  // For as long as it is set, placements may split what they like: addresses are running out.
+  bool split_freely = false;
   void add_space(AddressSpace& space) { spaces_.push_back(&space); }
 
   Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;
@@ -114,7 +113,8 @@ class Backing {
   int64_t budget_granules(int64_t needed) const;
   double room() const;
   bool tight() const { return room() < 0; }
-  bool may_strand(int64_t granules) const;
+  bool may_split(int64_t granules) const;
+  static bool covers(const AddressSpace& space, uint64_t offset, uint64_t bytes, const Handle& handle);
   bool finished(const Uses& uses) const;
   bool order_after(StreamIndex stream, const Uses& uses);
   bool could_order(StreamIndex stream, const Uses& uses) const;

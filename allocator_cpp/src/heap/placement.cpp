@@ -35,7 +35,7 @@ void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_
   bool possible = offer(low);
   if (high != low && !(fresh_end && possible)) possible |= offer(high);
   if (possible || fresh_end) return;
-  // At both ends it would strand too much: where a hole is wide enough, nothing is stranded.
+  // At both ends it would split too much: where a hole is wide enough, nothing is.
   uint64_t gap = backing_.find_gap(space.memory(), uint64_t{low} * kUnit, end * kUnit, uint64_t{units} * kUnit);
   if (gap != Backing::kNoGap && gap % (uint64_t{alignment} * kUnit) == 0) offer(static_cast<uint32_t>(gap / kUnit));
 }
@@ -134,9 +134,9 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
     backing_.undo_stale(SIZE_MAX, false);
     consider_own();
     if (choice.range == kNoNode) {
-      backing_.strand_freely = true;
+      backing_.split_freely = true;
       consider_own();
-      backing_.strand_freely = false;
+      backing_.split_freely = false;
     }
     if (choice.range == kNoNode) {
       return fail(PYALLOC_OUT_OF_MEMORY, "the pool's %llu GiB of addresses are used up",

@@ -83,6 +83,13 @@ void Granules::mapped_at(HandleId id, uint16_t space, uint32_t slot, const Uses&
 
 void Granules::unmapped(HandleId id) { handles_[id].mapped = false; }
 
+void Granules::split(HandleId id) {
+  Handle& one = handles_[id];
+  if (one.split || one.granules == 1) return;
+  one.split = true;
+  in_split_ += one.granules;
+}
+
 void Granules::slot_live(HandleId id) {
   Handle& one = handles_[id];
   if (one.idle) take_idle(id);
@@ -96,6 +103,8 @@ void Granules::slot_dead(HandleId id, int64_t now_ms) {
   ++stranded_;
   if (--one.live_slots > 0) return;
   stranded_ -= one.granules;
+  if (one.split) in_split_ -= one.granules;
+  one.split = false;
   one.idle = true;
   one.idle_since = now_ms;
   IdleList& list = list_of(one);
@@ -130,13 +139,15 @@ void Granules::put_idle(HandleId id) {
 }
 
 bool Granules::validate(std::string& reason) const {
-  int64_t held_seen = 0, idle_seen = 0, stranded_seen = 0, unmapped_seen = 0;
+  int64_t held_seen = 0, idle_seen = 0, stranded_seen = 0, split_seen = 0, unmapped_seen = 0;
   for (HandleId id = 1; id < handles_.size(); ++id) {
     const Handle& one = handles_[id];
     held_seen += one.granules;
     if (one.idle) idle_seen += one.granules;
     if (one.live_slots > 0) stranded_seen += one.granules - one.live_slots;
     if (one.granules > 0 && !one.mapped) unmapped_seen += one.granules;
+    if (one.split) split_seen += one.granules;
+    if (one.split && one.idle) return reason = "granules: an idle handle is split", false;
     if (one.idle && !one.mapped) return reason = "granules: an idle handle is not mapped", false;
     if (one.mapped && one.idle != (one.live_slots == 0))
       return reason = "granules: a handle is idle in one book only", false;
@@ -154,7 +165,7 @@ bool Granules::validate(std::string& reason) const {
     if (previous != lists_[kind].newest) return reason = "granules: an idle list does not end at its newest", false;
   }
   if (held_seen != held_ || idle_seen != idle_ || listed != idle_ || unmapped_seen != on_shelf_ ||
-      stranded_seen != stranded_)
+      stranded_seen != stranded_ || split_seen != in_split_)
     return reason = "granules: counts disagree", false;
   return true;
 }

@@ -3,8 +3,9 @@
 // in large pieces faster (on an H200, copies reach 3.1 TB/s over handles of 2 MiB and 4.2 over 32). The driver maps a
 // handle whole or not at all. A handle is mapped at one place (the newest; older addresses of it are the stale list of
 // Backing), or lies on the shelf, unmapped and ready. A mapped handle that no live block touches is idle, and stands in
-// the list of its size by how long it has been so. Granules of a handle in use that no live block touches are stranded:
-// they cannot move.
+// the list of its size by how long it has been so. A handle of
+// several granules is split while a block lies over a part of it only: when one of its blocks goes, that part is
+// stranded, for it cannot move.
 //
 // Invariants (validate): every held handle is mapped or on the shelf; `live_slots` is 0 exactly for the idle ones; an
 // idle list holds exactly the idle handles of its size, oldest first. Counts are in granules. Guarded by the heap's
@@ -45,8 +46,8 @@ struct Uses {
 
 struct Handle {
   cuda::MemHandle memory = 0;
-  Uses uses;       // by those that freed memory in it since it was mapped where it is
-  Uses inherited;  // of it at an earlier address, by those that may not be finished
+  Uses uses;               // by those that freed memory in it since it was mapped where it is
+  Uses inherited;          // of it at an earlier address, by those that may not be finished
   int64_t idle_since = 0;  // milliseconds
   HandleId older = 0, newer = 0;
   uint32_t slot = 0;        // where its first granule is mapped
@@ -54,7 +55,7 @@ struct Handle {
   uint32_t live_slots = 0;  // slots of it that live blocks touch
   uint32_t stale = 0;       // old mappings that still stand: the driver frees the memory only after them
   uint16_t space = 0;
-  bool mapped = false, idle = false, pinned = false;
+  bool mapped = false, idle = false, pinned = false, split = false;
   Uses all_uses() const {
     Uses all = uses;
     all.add(inherited);
@@ -81,6 +82,8 @@ class Granules {
 
   void mapped_at(HandleId id, uint16_t space, uint32_t slot, const Uses& inherited);
   void unmapped(HandleId id);
+  // A block was put over a part of it; until it is idle again.
+  void split(HandleId id);
   // A slot of the handle got its first live block, or lost its last.
   void slot_live(HandleId id);
   void slot_dead(HandleId id, int64_t now_ms);
@@ -99,6 +102,7 @@ class Granules {
   int64_t held() const { return held_; }
   int64_t idle() const { return idle_; }
   int64_t stranded() const { return stranded_; }
+  int64_t in_split() const { return in_split_; }
   int64_t on_shelf() const { return on_shelf_; }
   size_t metadata_bytes() const {
     return handles_.capacity() * sizeof(Handle) + (shelf_.capacity() + unused_.capacity()) * sizeof(HandleId);
@@ -117,7 +121,7 @@ class Granules {
   std::vector<Handle> handles_;
   std::vector<HandleId> shelf_, unused_;
   IdleList lists_[kHandleKinds];
-  int64_t held_ = 0, idle_ = 0, stranded_ = 0, on_shelf_ = 0;
+  int64_t held_ = 0, idle_ = 0, stranded_ = 0, in_split_ = 0, on_shelf_ = 0;
 };
 
 // What every cuMemCreate of this project asks for: device memory that can be exported as a file descriptor.
