@@ -2,8 +2,10 @@
 // large ones when nothing else is left.
 #include <vector>
 
+#include "driver/cuda_abi.h"
 #include "gpu.h"
 
+using namespace pyalloc;
 using namespace test;
 
 TEST(a_large_block_is_made_of_few_handles) {
@@ -98,4 +100,82 @@ TEST(nothing_is_stranded_without_slack) {
   }
   CHECK(valid());
   for (auto& block : blocks) deallocate(block.first);
+}
+
+// 36 MiB are wanted while a handle goes from the idle ones to the shelf, since the driver refuses to take it back.
+TEST(a_handle_the_driver_refuses_is_not_taken_twice) {
+  Gpu gpu("memory:1GiB,streams:timed", "slack:0,cross_stream_wait:off");
+  simgpu_set_work_time(1e9);
+  void *a = gpu.stream(), *b = gpu.stream();
+  void *one = allocate(2 * kMiB, b), *other = allocate(2 * kMiB, b), *large = allocate(32 * kMiB, b);
+  void* wall = allocate(2 * kMiB, b);
+  deallocate(one);
+  deallocate(large);
+  trim();
+  void* used = allocate(160 * kMiB, a);
+  CHECK(fill(a, used, 160 * kMiB, 1));
+  deallocate(used);
+  deallocate(allocate(160 * kMiB, b));
+  deallocate(other);
+  simgpu_advance(1e11);
+  simgpu_fail("cuMemRelease", 1, 1, cuda::kUnknown);
+  void* last = allocate(36 * kMiB, b);
+  CHECK(last != nullptr && valid());
+  simgpu_clear_faults();
+  deallocate(last);
+  deallocate(wall);
+  CHECK(valid());
+}
+
+TEST(a_lowered_limit_leaves_room_for_what_fits) {
+  Gpu gpu("memory:1GiB");
+  deallocate(allocate(960 * kMiB));
+  CHECK_EQ(pyalloc_set_limit(0, 256 * kMiB), PYALLOC_OK);
+  void* block = allocate(2 * kMiB);
+  CHECK(block != nullptr);
+  deallocate(block);
+  CHECK(valid());
+}
+
+TEST(large_handles_on_the_shelf_serve_small_blocks) {
+  Gpu gpu("memory:64MiB");
+  deallocate(allocate(64 * kMiB));
+  simgpu_fail("cuMemRelease", 1, 1, cuda::kUnknown);
+  trim();
+  std::vector<void*> blocks;
+  for (int i = 0; i < 32; ++i) blocks.push_back(allocate(2 * kMiB));
+  for (void* block : blocks) {
+    CHECK(block != nullptr);
+    deallocate(block);
+  }
+  CHECK(valid());
+}
+
+TEST(a_block_of_the_whole_device_after_a_small_one) {
+  Gpu gpu("memory:64MiB");
+  void* stream = gpu.stream();
+  deallocate(allocate(3 * kMiB, stream));
+  trim();
+  void* whole = allocate(64 * kMiB, stream);
+  CHECK(whole != nullptr);
+  deallocate(whole);
+}
+
+// Blocks that share handles and of which half are freed: what is stranded stays within four times the slack.
+TEST(freeing_half_of_the_neighbours_strands_little) {
+  for (const char* conf : {"slack:0", "slack:0.03"}) {
+    Gpu gpu("memory:1GiB", conf);
+    deallocate(allocate(800 * kMiB));
+    std::vector<void*> freed, kept;
+    for (int i = 0; i < 25; ++i) {
+      freed.push_back(allocate(30 * kMiB));
+      kept.push_back(allocate(2 * kMiB));
+    }
+    for (void* block : freed) deallocate(block);
+    void* large = allocate(800 * kMiB);
+    CHECK(large != nullptr);
+    deallocate(large);
+    for (void* block : kept) deallocate(block);
+    CHECK(valid());
+  }
 }

@@ -148,10 +148,16 @@ HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHan
 }
 
 // Gives idle handles that are finished back to the driver, so that smaller ones can be made of them: those that nobody
-// stole are too large for the run. The smallest first, until there are `wanted` granules. Returns how many there were.
+// stole are too large for the run, and so are those on the shelf. The smallest first, until there are `wanted` granules.
+// Returns how many there were.
 int64_t Backing::break_up(int64_t wanted) {
   poll_streams();
   undo_stale(SIZE_MAX, false);  // memory with an old mapping would not become free
+  int64_t before = granules_.held();
+  for (HandleId id; wanted > 0 && (id = granules_.take_from_shelf(UINT32_MAX)) != 0;) {
+    wanted -= granules_.handle(id).granules;
+    if (!granules_.release(id)) break;
+  }
   std::vector<HandleId> due;
   for (int kind = kHandleKinds - 2; kind >= 0; --kind) {
     for (HandleId id = granules_.oldest_idle(kind); id != 0 && wanted > 0; id = granules_.newer_idle(id)) {
@@ -161,7 +167,8 @@ int64_t Backing::break_up(int64_t wanted) {
       wanted -= kHandleSizes[kind];
     }
   }
-  return return_idle(std::move(due));
+  return_idle(std::move(due));
+  return before - granules_.held();
 }
 
 Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found) {
@@ -201,10 +208,11 @@ Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::v
   auto remake = [&](uint32_t most, HandleId& id) {
     if (created != kOk && created != PYALLOC_OUT_OF_MEMORY) return false;
     if (broken <= 0) {
-      broken = break_up(most);
-      if (broken == 0) return false;
+      int64_t above = std::max<int64_t>(0, granules_.held() - limit);  // the limit was lowered
+      broken = break_up(most + above) - above;
+      restart();  // also where the driver refused: a handle may have gone from the idle ones to the shelf
+      if (broken <= 0) return false;
       created = kOk;
-      restart();
     }
     if (!create(most, INT64_MAX, id)) return false;
     broken -= granules_.handle(id).granules;

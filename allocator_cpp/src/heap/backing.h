@@ -121,7 +121,7 @@ class Backing {
   Status find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found);
   HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
   int64_t break_up(int64_t wanted);
-  int64_t return_idle(std::vector<HandleId> due);
+  void return_idle(std::vector<HandleId> due);
   void put_back(const std::vector<Found>& found);
   void adopt(AddressSpace& space, const std::vector<Found>& found);
   void release_touch(AddressSpace& space, uint32_t first, uint32_t last);

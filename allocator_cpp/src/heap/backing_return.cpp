@@ -47,9 +47,8 @@ size_t Backing::undo_stale(size_t most, bool wait) {
   return stale_.size();
 }
 
-// Unmaps and releases idle handles, a run of neighbours with one unmap. Returns the granules given back.
-int64_t Backing::return_idle(std::vector<HandleId> due) {
-  int64_t before = granules_.held();
+// Unmaps and releases idle handles, a run of neighbours with one unmap.
+void Backing::return_idle(std::vector<HandleId> due) {
   auto at = [&](HandleId id) -> const Handle& { return granules_.handle(id); };
   std::sort(due.begin(), due.end(), [&](HandleId a, HandleId b) {
     return at(a).space != at(b).space ? at(a).space < at(b).space : at(a).slot < at(b).slot;
@@ -70,7 +69,6 @@ int64_t Backing::return_idle(std::vector<HandleId> due) {
     }
     i = end;
   }
-  return before - granules_.held();
 }
 
 uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {

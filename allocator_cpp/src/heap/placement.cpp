@@ -145,7 +145,11 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
   }
   // Granules are stolen only when their streams are known to be done, or can be waited for.
   if (backing_.granules().idle() > 0) backing_.poll_streams();
-  return put(space, choice, units, stream, state, requested, placed);
+  Status status = put(space, choice, units, stream, state, requested, placed);
+  if (status != PYALLOC_OUT_OF_MEMORY || guard_) return status;
+  clean_finished(space);  // this stream's own finished ranges join their neighbours, the fresh end too
+  consider_own();
+  return choice.range == kNoNode ? status : put(space, choice, units, stream, state, requested, placed);
 }
 
 // The block is gone and every other stream that used it is finished.
