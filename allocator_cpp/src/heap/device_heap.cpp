@@ -337,13 +337,18 @@ bool DeviceHeap::find_direct(uint64_t address, pyalloc_block_info& info) {
   return true;
 }
 
-// Checks that cost more than an operation, as `check:full` asks: what the heap's own lock guards. validate() checks the
-// rest.
+// What can be checked with the heap's lock alone; validate() checks the rest.
 void DeviceHeap::self_check() {
-  if (check_ != Check::kFull) return;
+  if (check_ == Check::kOff) return;
   std::string reason;
-  if (coarse_.validate(reason)) return;
-  log_line("check:full found a broken heap on device %d: %s", device_, reason.c_str());
+  const Granules& granules = backing_.granules();
+  if (mapped_[kSmall].slots + mapped_[kLarge].slots + granules.on_shelf() != granules.held()) {
+    reason = "mapped and shelved granules are not all that are held";
+  } else if (check_ == Check::kCheap || coarse_.validate(reason)) {
+    return;
+  }
+  log_line("check:%s found a broken heap on device %d: %s", check_ == Check::kFull ? "full" : "cheap", device_,
+           reason.c_str());
 }
 
 }  // namespace pyalloc
