@@ -151,8 +151,8 @@ HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHan
 // stole are too large for the run, and so are those on the shelf. The smallest first, until there are `wanted` granules.
 // Returns how many there were.
 int64_t Backing::break_up(int64_t wanted) {
-  poll_streams();
-  undo_stale(SIZE_MAX, false);  // memory with an old mapping would not become free
+  if (!has_stale()) poll_streams();  // else undo_stale does
+  undo_stale(SIZE_MAX);              // memory with an old mapping would not become free
   int64_t before = granules_.held();
   for (HandleId id; wanted > 0 && (id = granules_.take_from_shelf(UINT32_MAX)) != 0;) {
     wanted -= granules_.handle(id).granules;

@@ -1,12 +1,12 @@
 // Which physical memory stands behind which addresses: the policy between the extents (addresses) and the granules
 // (memory).
 //
-// A slot is backed while a live block touches it; when the last one goes the granule stays mapped, idle, and may later
-// be
+// A slot is backed while a live block touches it; when the last one of a handle goes, the handle stays mapped, idle, and
+// may later be
 //   - used again in place, when a block is put there: no driver call;
-//   - stolen: mapped at the address that needs it; the old mapping goes on the stale list and is undone off the allocation path,
-//     once the last use at the old address is finished;
-//   - given back to the driver, by trim or decay.
+//   - stolen: mapped at the address that needs it; the old mapping goes on the stale list and is undone off the
+//     allocation path, once the last use at the old address is finished;
+//   - given back to the driver: by trim or decay, or, on the allocation path, to make smaller handles of its memory.
 // Missing memory is found in this order: shelf, creating below the budget, stealing the longest idle, breaking up idle
 // handles that are too large to be stolen, creating up to the limit. The limit is what the user set. A run of missing
 // slots gets the largest handles that fit into it; a granule shared with a neighbour is a handle of its own, so that
@@ -43,9 +43,10 @@ struct BackingPolicy {
 
 class Backing {
  public:
-  // What a placement would cost: granules to be found, granules of the handles it would split and those of them
-  // it would strand at once, and, while memory is tight, granules of which it is the first to use a part. waits: other
-  // streams may have to be waited for. impossible: a slot is stale, too much would be split, or memory there is in use on a stream that `stream` cannot be ordered after.
+  // What a placement would cost: granules to be found, granules of the handles it would split and those of them it would
+  // strand at once, and, while memory is tight, granules of which it is the first to use a part. waits: other streams
+  // may have to be waited for. impossible: a slot is stale, too much would be split, or memory there is in use on a
+  // stream that `stream` cannot be ordered after.
   struct Cost {
     int64_t missing = 0, split = 0, stranded = 0, opened = 0;
     bool impossible = false, waits = false;
@@ -75,9 +76,8 @@ class Backing {
   // The block there is gone; `user` freed it at `position`.
   void uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex user, uint64_t position);
 
-  // Unmaps stale mappings whose last use is finished; at most `most`. Returns how many are left. With `wait`, waits on
-  // the host for the streams.
-  size_t undo_stale(size_t most, bool wait);
+  // Unmaps stale mappings whose last use is finished; at most `most`. Returns how many are left.
+  size_t undo_stale(size_t most);
   // Gives idle granules that were idle before `idle_before_ms`, and the shelf, back to the driver. Returns the bytes.
   uint64_t give_back(int64_t idle_before_ms, size_t most);
   // Lets device `peer` use every mapping, those that stand and those to come.
@@ -89,7 +89,6 @@ class Backing {
 
   bool refused_by_limit() const { return refused_by_limit_; }  // of the last failed commit
   uint64_t limit_bytes() const;
-  int64_t limit_granules() const;
   // Unmaps and releases everything (the heap is closing and nothing uses it).
   void close();
   bool validate(std::string& reason) const;
@@ -110,6 +109,7 @@ class Backing {
     uint32_t slot, slots;
   };
 
+  int64_t limit_granules() const;
   int64_t budget_granules(int64_t needed) const;
   double room() const;
   bool tight() const { return room() < 0; }

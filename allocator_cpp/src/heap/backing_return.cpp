@@ -11,15 +11,9 @@ void Backing::poll_streams() {
   for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) clocks_.poll(stream);
 }
 
-size_t Backing::undo_stale(size_t most, bool wait) {
+size_t Backing::undo_stale(size_t most) {
   if (stale_.empty()) return 0;
-  for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
-    if (wait) {
-      clocks_.synchronize(stream);
-    } else {
-      clocks_.poll(stream);
-    }
-  }
+  poll_streams();
   // The oldest are the likeliest to be finished, so a bounded look at them is enough for a bounded batch.
   std::vector<Stale> due, kept;
   for (size_t looks = most < SIZE_MAX / 4 ? 4 * most : SIZE_MAX; looks > 0 && due.size() < most && !stale_.empty();

@@ -25,7 +25,7 @@ bool DeviceHeap::wait_for_events() {
       clocks_.synchronize(stream);
       moved |= clocks_.done(stream) > before;
     }
-    backing_.undo_stale(SIZE_MAX, false);
+    backing_.undo_stale(SIZE_MAX);
   }
   return poll_pending() || moved;
 }
@@ -64,7 +64,7 @@ uint64_t DeviceHeap::trim() {
   if (!proven) synchronize_context();  // a stream that is gone: only the whole context can prove its work finished
   Lock lock(mutex_);
   ContextScope scope(context_);
-  backing_.undo_stale(SIZE_MAX, false);
+  backing_.undo_stale(SIZE_MAX);
   uint64_t given = backing_.give_back(INT64_MAX, SIZE_MAX);
   observe();
   self_check();
@@ -75,7 +75,7 @@ size_t DeviceHeap::undo_stale(size_t most) {
   Lock lock(mutex_);
   if (!backing_.has_stale()) return 0;
   ContextScope scope(context_);
-  size_t left = backing_.undo_stale(most, false);
+  size_t left = backing_.undo_stale(most);
   observe();
   return left;
 }

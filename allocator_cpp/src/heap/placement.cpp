@@ -131,7 +131,7 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
     }
   }
   if (choice.range == kNoNode) {
-    backing_.undo_stale(SIZE_MAX, false);
+    backing_.undo_stale(SIZE_MAX);
     consider_own();
     if (choice.range == kNoNode) {
       backing_.split_freely = true;

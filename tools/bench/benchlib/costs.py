@@ -24,9 +24,10 @@ class Cost:
         return self.per_call * calls + self.per_mapping * mappings + self.per_mib * mib
 
     def text(self) -> str:
-        parts = [(self.per_call, ""), (self.per_mapping, " per mapping"), (self.per_mib, " per MiB")]
-        shown = [f"{us:g}{per}" for us, per in parts if us]
-        shown[0] = shown[0].replace(" ", " us ", 1) if " " in shown[0] else f"{shown[0]} us"
+        shown: list[str] = []
+        for us, per in (self.per_call, ""), (self.per_mapping, " per mapping"), (self.per_mib, " per MiB"):
+            if us:
+                shown.append(f"{us:g}{'' if shown else ' us'}{per}")
         return f"{self.name} {' + '.join(shown)}"
 
 
@@ -62,4 +63,8 @@ def table() -> list[dict[str, object]]:
 
 
 def one_line() -> str:
-    return "costs on an H200: " + "; ".join(cost.text() for cost in COSTS)
+    return f"costs on an H200: {listed()}"
+
+
+def listed() -> str:
+    return "; ".join(cost.text() for cost in COSTS)

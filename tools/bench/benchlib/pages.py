@@ -77,7 +77,7 @@ def introduction(report: Report) -> str:
         [
             f"Written by `tools/bench/report.py` on {machine.one_line(report['machine'])}, in {report['seconds']} s.",
             "A simulated GPU: memory, calls and their order are real, kernels do nothing; driver time is *modelled*: "
-            f"calls counted, each at its cost on an H200 ({costs.one_line().removeprefix('costs on an H200: ')}).",
+            f"calls counted, each at its cost on an H200 ({costs.listed()}).",
             "*Live* is requested bytes of blocks not freed, *reserved* the physical memory taken from the device for "
             "them. native is torch's caching allocator, expandable the same with `expandable_segments:True`.",
         ]
