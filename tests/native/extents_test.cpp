@@ -231,6 +231,43 @@ TEST(the_search_offers_exactly_what_fits) {
   }
 }
 
+TEST(the_shortest_that_fits_is_offered_first) {
+  Random random(9);
+  Extents extents(1 << 20);
+  std::vector<NodeId> holes;
+  for (int i = 0; i < 16; ++i) {  // within what a list keeps in order
+    auto length = static_cast<uint32_t>(100 + random.below(60));
+    NodeId hole = extents.take(extents.last(), extents.range(extents.last()).start, length, RangeState::kLive, 1, 1);
+    extents.take(extents.last(), extents.range(extents.last()).start, 1, RangeState::kLive, 1, 1);
+    holes.push_back(hole);
+  }
+  for (NodeId hole : holes) extents.give(hole, 1, 1);
+  for (uint32_t length = 1; length <= 160; ++length) {
+    std::pair<uint32_t, uint32_t> before{0, 0};  // length, start
+    extents.fitting(1, length, 1 << 20, [&](NodeId id) {
+      std::pair<uint32_t, uint32_t> one{extents.range(id).length, extents.range(id).start};
+      CHECK(one > before && one.first >= length);
+      before = one;
+      return true;
+    });
+  }
+}
+
+TEST(the_border_of_two_free_ranges_moves) {
+  Extents extents(100);
+  std::string reason;
+  NodeId block = extents.take(extents.first(), 0, 40, RangeState::kLive, 1, 1);
+  NodeId freed = extents.give(block, 1, 7);
+  for (uint32_t border : {90u, 99u, 1u, 40u}) {
+    extents.move_border(freed, border);
+    CHECK(extents.validate(reason));
+    CHECK(extents.range(freed).length == border && extents.range(freed).owner == 1 && extents.range(freed).stamp == 7);
+    NodeId fresh = extents.last();
+    CHECK(extents.range(fresh).start == border && extents.range(fresh).owner == kClean);
+    CHECK_EQ(extents.range(fresh).length, 100 - border);
+  }
+}
+
 TEST(the_largest_space_has_bins_for_every_length) {
   Extents extents(UINT32_MAX);
   std::string reason;

@@ -9,7 +9,7 @@ using namespace pyalloc;
 using namespace test;
 
 TEST(a_large_block_is_made_of_few_handles) {
-  Gpu gpu("memory:1GiB");
+  Gpu gpu("memory:32GiB", "slack:0.01");  // too little slack for more than the block needs
   simgpu_reset_calls();
   void* block = allocate(100 * kMiB);  // 50 granules: 16 + 16 + 16 + 2
   CHECK_EQ(simgpu_calls("cuMemCreate"), 4);
@@ -22,30 +22,78 @@ TEST(a_large_block_is_made_of_few_handles) {
   CHECK_EQ(simgpu_used(0), uint64_t{0});
 }
 
-TEST(a_granule_shared_with_a_neighbour_is_a_handle_of_its_own) {
-  Gpu gpu("memory:1GiB");
-  void* first = allocate(33 * kMiB);   // 16 granules and a half
-  void* second = allocate(33 * kMiB);  // begins in the same granule
-  CHECK_EQ(address(second), address(first) + 33 * kMiB);
+TEST(a_small_device_gets_small_handles) {
+  Gpu gpu("memory:4GiB", "slack:0.01");
+  simgpu_reset_calls();
+  deallocate(allocate(64 * kMiB));  // 32 granules in handles of at most 1/256 of the device's 2,048
+  CHECK_EQ(simgpu_calls("cuMemCreate"), 4);
+  void* most = allocate(4000 * kMiB);
+  CHECK(most != nullptr);
+  simgpu_reset_calls();
+  void* more = allocate(64 * kMiB);  // memory is tight now: single granules can go anywhere
+  CHECK_EQ(simgpu_calls("cuMemCreate"), 32);
+  deallocate(more);
+  deallocate(most);
+  CHECK(valid());
+}
+
+TEST(a_new_handle_reaches_beyond_its_block_for_the_next) {
+  Gpu gpu("memory:32GiB");
+  void* large = allocate(2000 * kMiB);  // its slack pays for a handle that is not full
+  void* first = allocate(3 * kMiB);
+  simgpu_reset_calls();
+  void* next = allocate(12 * kMiB);
+  CHECK_EQ(address(next), address(first) + 3 * kMiB);
+  CHECK_EQ(simgpu_calls("cuMemCreate") + simgpu_calls("cuMemMap") + simgpu_calls("cuMemSetAccess"), 0);
+  CHECK(fill(nullptr, next, 12 * kMiB, 5) && holds(next, 12 * kMiB, 5));
+  CHECK(valid());
+  for (void* block : {large, first, next}) deallocate(block);
+  CHECK(valid());
+}
+
+TEST(blocks_of_a_small_program_take_what_they_need) {
+  Gpu gpu("memory:32GiB");
+  void* block = allocate(3 * kMiB);
+  CHECK_EQ(simgpu_used(0), uint64_t{4 * kMiB});
+  deallocate(block);
+}
+
+// A freed end of the used addresses and the unused ones behind it are one place.
+TEST(a_longer_block_grows_out_of_the_freed_end) {
+  Gpu gpu("memory:32GiB,streams:timed", "slack:0.01,cross_stream_wait:off");
+  simgpu_set_work_time(1e9);
+  void *stream = gpu.stream(), *another = gpu.stream();
+  void* first = allocate(64 * kMiB, stream);
+  CHECK(fill(stream, first, 64 * kMiB, 1));
   deallocate(first);
-  // All but the shared granule is free to go: nothing is stranded in a handle that `second` holds.
-  CHECK_EQ(trim(), uint64_t{32 * kMiB});
-  CHECK_EQ(simgpu_used(0), uint64_t{34 * kMiB});
-  deallocate(second);
+  simgpu_reset_calls();
+  void* longer = allocate(96 * kMiB, stream);
+  CHECK_EQ(longer, first);
+  CHECK_EQ(simgpu_calls("cuMemCreate"), 1);
+  CHECK_EQ(simgpu_used(0), uint64_t{96 * kMiB});
+  deallocate(longer);
+  simgpu_fail("cuMemCreate", 1, 1, cuda::kUnknown);
+  CHECK(allocate(200 * kMiB, stream) == nullptr && valid());
+  simgpu_clear_faults();
+  // What failed has taken no addresses from the other stream.
+  void* other = allocate(64 * kMiB, another);
+  CHECK_EQ(address(other), address(first) + 96 * kMiB);
+  deallocate(other);
+  simgpu_advance(1e11);
   CHECK(valid());
 }
 
 TEST(idle_handles_move_whole) {
-  Gpu gpu("memory:256MiB", "slack:0");
+  Gpu gpu("memory:32GiB", "slack:0.01");
   void* first = allocate(96 * kMiB);
   void* wall = allocate(2 * kMiB);
   deallocate(first);
   simgpu_reset_calls();
-  void* larger = allocate(98 * kMiB);  // the freed range is too short: its three handles move, and one is made
+  void* larger = allocate(104 * kMiB);  // the freed range is too short: its three handles move, and one is made
   CHECK_EQ(simgpu_calls("cuMemCreate"), 1);
   CHECK_EQ(simgpu_calls("cuMemMap"), 4);
   CHECK_EQ(stats().stolen_granules, int64_t{48});
-  CHECK(fill(nullptr, larger, 98 * kMiB, 3) && holds(larger, 98 * kMiB, 3));
+  CHECK(fill(nullptr, larger, 104 * kMiB, 3) && holds(larger, 104 * kMiB, 3));
   deallocate(wall);
   deallocate(larger);
   CHECK(valid());
@@ -160,7 +208,26 @@ TEST(a_block_of_the_whole_device_after_a_small_one) {
   deallocate(whole);
 }
 
-// Blocks that share handles and of which half are freed: what is stranded stays within four times the slack.
+// However blocks share handles and are freed, half of the device can be had.
+TEST(half_of_the_memory_can_always_move) {
+  Gpu gpu("memory:32GiB");
+  std::vector<void*> freed, kept;
+  for (int i = 0; i < 800; ++i) {  // each kept one lies in a handle of 32 MiB with a freed one
+    freed.push_back(allocate(30 * kMiB));
+    kept.push_back(allocate(2 * kMiB));
+  }
+  for (void* block : freed) deallocate(block);
+  CHECK(valid());
+  for (int i = 0; i < 7; ++i) {
+    void* large = allocate(2 * kGiB);
+    CHECK(large != nullptr);
+    kept.push_back(large);
+  }
+  for (void* block : kept) deallocate(block);
+  CHECK(valid());
+}
+
+// Blocks that share handles and of which half are freed, on a small device.
 TEST(freeing_half_of_the_neighbours_strands_little) {
   for (const char* conf : {"slack:0", "slack:0.03"}) {
     Gpu gpu("memory:1GiB", conf);

@@ -243,7 +243,7 @@ TEST(driver_calls_are_counted_as_the_driver_counts_them) {
   CHECK_EQ(now.num_device_free, simgpu_calls("cuMemRelease") + simgpu_calls("cuMemUnmap"));
   CHECK_EQ(now.map_runs, simgpu_calls("cuMemSetAccess"));
   CHECK_EQ(now.created_granules, 32);  // fourteen blocks of two granules each, and four more
-  CHECK_EQ(simgpu_calls("cuMemCreate"), 14 + 1);
+  CHECK_EQ(simgpu_calls("cuMemCreate"), 32);  // each a handle of its own on a device so small
   CHECK_EQ(now.events_recorded, simgpu_calls("cuEventRecord"));
   CHECK(now.stolen_granules > 0);
   for (size_t i = 1; i < blocks.size(); i += 2) deallocate(blocks[i]);

@@ -9,9 +9,13 @@
 namespace pyalloc {
 namespace {
 
-constexpr int64_t kBudgetFloor = 4;  // granules a heap may always create: the first blocks of each size need a place
-constexpr double kBudgetShare = 0.25, kSplitShare = 4;  // of the slack; chosen on the traces of tools/bench
-constexpr double kTight = 0.03;  // memory is tight when the device has no more than this beyond the live bytes
+constexpr double kLeastSlack = 4;  // granules: the first blocks of each size need a place
+// A handle is at most this part of the limit, or this part of what the live bytes leave of it: what handles strand adds
+// up to little even where memory is short. Chosen on the traces of tools/bench, at 1.01 and 1.05 times their peak.
+constexpr int64_t kLimitShare = 768, kRoomShare = 256;
+constexpr int64_t kSplitShare = 2;  // and split handles are at most this part of the limit
+// Memory is tight where no more than this is left, beyond the live bytes, by the slack or by the device.
+constexpr double kTightSlack = 0.01, kTightDevice = 0.03;
 
 }  // namespace
 
@@ -52,50 +56,31 @@ bool Backing::covers(const AddressSpace& space, uint64_t offset, uint64_t bytes,
 
 Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const {
   Cost cost;
+  int64_t split = 0;
+  bool strands = tight();
+  uint32_t most = largest_handle();
   auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
        last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
-  for (uint32_t index = first; index <= last; ++index) {
-    const Slot& slot = space.slot(index);
-    if (slot.handle == 0) {
-      if (slot.stale) cost.impossible = true;
-      ++cost.missing;
-    } else {
-      const Handle& handle = granules_.handle(slot.handle);
-      uint32_t end = std::min(last + 1, handle.slot + handle.granules);
-      if (handle.idle && handle.granules > 1 && !covers(space, offset, bytes, handle)) {
-        cost.stranded += handle.granules - (end - index);
-        cost.split += handle.granules;
-      }
-      if (handle.inherited.streams != 0) {
-        cost.waits = true;
-        if (!could_order(stream, handle.inherited)) cost.impossible = true;
-      }
-      index = end - 1;
+  for (uint32_t index = first; index <= last && !cost.impossible;) {
+    uint32_t run = index;
+    for (; index <= last && space.slot(index).handle == 0; ++index) cost.impossible |= space.slot(index).stale;
+    cost.missing += index - run;
+    cost.handles += handles_for(index - run, most);
+    if (index > last) break;
+    const Handle& handle = granules_.handle(space.slot(index).handle);
+    uint32_t end = std::min(last + 1, handle.slot + handle.granules);
+    if (handle.idle && handle.granules > 1 && !covers(space, offset, bytes, handle)) {
+      if (strands) cost.stranded += handle.granules - (end - index);
+      split += handle.granules;
     }
-    if (cost.impossible) break;
+    if (handle.inherited.streams != 0) {
+      cost.waits = true;
+      if (!could_order(stream, handle.inherited)) cost.impossible = true;
+    }
+    index = end;
   }
-  if (tight()) {  // what is left of a granule serves only a neighbour: better to be one
-    auto opens = [&](uint32_t index, uint64_t edge) {
-      return edge % space.granule_bytes() != 0 && space.slot(index).live == 0;
-    };
-    cost.opened = opens(first, offset) + opens(last, offset + bytes);
-  }
-  if (cost.split > 0 && !split_freely && !may_split(cost.split)) cost.impossible = true;
+  if (split > 0 && !split_freely && !may_split(split)) cost.impossible = true;
   return cost;
-}
-
-uint64_t Backing::find_gap(const AddressSpace& space, uint64_t offset, uint64_t end, uint64_t bytes) const {
-  constexpr int kMostLooks = 512;
-  uint64_t granule = space.granule_bytes(), start = align_up(offset, granule);
-  int looks = 0;
-  for (uint64_t at = start; at < end && start + bytes <= end && looks < kMostLooks; ++looks) {
-    const Slot& slot = space.slot(static_cast<uint32_t>(at / granule));
-    const Handle& handle = granules_.handle(slot.handle);
-    at = slot.handle == 0 ? at + granule : uint64_t{handle.slot + handle.granules} * granule;
-    if (slot.handle != 0 || slot.stale) start = at;
-    if (at >= start + bytes) return start;
-  }
-  return kNoGap;
 }
 
 // `needed`: granules about to be put to use beyond those that are.
@@ -103,21 +88,25 @@ int64_t Backing::budget_granules(int64_t needed) const {
   auto granule = static_cast<double>(granules_.granule_bytes());
   int64_t used = granules_.held() - granules_.idle() - granules_.on_shelf() - granules_.stranded();
   double in_use = static_cast<double>(used + needed) * granule;
-  double wanted =
-      std::max(in_use, static_cast<double>(blocks_.live_high_water())) * (1.0 + policy_.slack * kBudgetShare);
-  return static_cast<int64_t>(wanted / granule) + kBudgetFloor;
+  double wanted = std::max(in_use, static_cast<double>(blocks_.live_high_water()));
+  return static_cast<int64_t>((wanted + std::max(wanted * policy_.slack, kLeastSlack * granule)) / granule);
 }
 
-// Granules that the device has beyond the high-water and what may be held on top of it.
-double Backing::room() const {
+bool Backing::tight() const {
   double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
-  return static_cast<double>(std::min(full_at_, limit_granules())) - live * (1.0 + std::max(policy_.slack, kTight));
+  return policy_.slack < kTightSlack ||
+         static_cast<double>(std::min(full_at_, limit_granules())) < live * (1.0 + kTightDevice);
 }
 
 bool Backing::may_split(int64_t granules) const {
-  double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
-  return static_cast<double>(granules_.in_split() + granules) <=
-         std::min(live * policy_.slack * kSplitShare, room() / 4);
+  return granules_.in_split() + granules <= limit_granules() / kSplitShare;
+}
+
+uint32_t Backing::largest_handle() const {
+  if (tight()) return 1;
+  auto live = static_cast<int64_t>(blocks_.live_high_water() / granules_.granule_bytes());
+  int64_t most = std::max(limit_granules() / kLimitShare, (limit_granules() - live) / kRoomShare);
+  return kHandleSizes[handle_kind(static_cast<uint32_t>(std::clamp<int64_t>(most, 1, kHandleSizes[0])))];
 }
 
 uint64_t Backing::limit_bytes() const {
@@ -171,7 +160,18 @@ int64_t Backing::break_up(int64_t wanted) {
   return before - granules_.held();
 }
 
-Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found) {
+// Slots behind `last` to which a new handle may reach: none has ever been used. Only where the device has room for
+// handles of the largest size.
+uint32_t Backing::unused_behind(const AddressSpace& space, uint32_t last) const {
+  if (!policy_.reach_ahead || space.one_stream || last < space.highest_used() || largest_handle() < kHandleSizes[0] ||
+      !may_split(kHandleSizes[0]))
+    return 0;
+  uint32_t end = std::min(last + kHandleSizes[0], space.slots()), next = last + 1;
+  while (next < end && !space.slot(next).stale) ++next;
+  return next - last - 1;
+}
+
+Status Backing::find(const std::vector<Run>& missing, uint32_t ahead, StreamIndex stream, std::vector<Found>& found) {
   int64_t limit = limit_granules(), needed = 0;
   for (const Run& run : missing) needed += run.slots;
   bool limited = limit_bytes() < policy_.device_total;
@@ -187,13 +187,13 @@ Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::v
   };
   restart();
   int64_t budget = budget_granules(needed);
-  bool single = tight();  // then memory must be able to go anywhere
+  uint32_t largest = largest_handle();
   Status created = kOk;
   // A new handle for a run of `most` slots, as large as fits into the run and below `top` granules held. When the
   // driver has no room for a large one, a smaller one may still do.
   auto create = [&](uint32_t most, int64_t top, HandleId& id) {
     int64_t room = std::min(top, limit) - granules_.held();
-    if (single) most = 1;
+    most = std::min(most, largest);
     if (room <= 0 || created != kOk) return refused_by_limit_ |= limited && top >= limit && room <= 0, false;
     for (int kind = handle_kind(static_cast<uint32_t>(std::min<int64_t>(most, room))); kind < kHandleKinds; ++kind) {
       created = granules_.create(kHandleSizes[kind], id);
@@ -219,12 +219,18 @@ Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::v
     return true;
   };
   for (Run run : missing) {
+    bool ends = run.slot == missing.back().slot;
     while (run.slots > 0) {
+      // Where addresses have never been used, a whole handle saves the next block its calls.
+      uint32_t beyond = ends ? ahead : 0;
+      uint32_t size = run.slots < largest && run.slots + beyond >= largest && budget - granules_.held() >= largest
+                          ? largest
+                          : kHandleSizes[handle_kind(run.slots)];
       Found one{{run.slot, 0}, Origin::kCreated};
       HandleId& id = one.placement.handle;
       if ((id = granules_.take_from_shelf(run.slots)) != 0) {
         one.origin = Origin::kShelf;
-      } else if (budget - granules_.held() >= kHandleSizes[handle_kind(run.slots)] && create(run.slots, budget, id)) {
+      } else if (budget - granules_.held() >= size && create(size, budget, id)) {
         one.origin = Origin::kCreated;
       } else if ((id = steal(run.slots, stream, next_idle)) != 0) {
         one.origin = Origin::kStolen;
@@ -235,7 +241,7 @@ Status Backing::find(const std::vector<Run>& missing, StreamIndex stream, std::v
       }
       found.push_back(one);
       run.slot += granules_.handle(id).granules;
-      run.slots -= granules_.handle(id).granules;
+      run.slots -= std::min(run.slots, granules_.handle(id).granules);
     }
   }
   return kOk;
@@ -257,7 +263,8 @@ void Backing::put_back(const std::vector<Found>& found) {
 }
 
 // The handles are mapped at their new slots, which live blocks touch: changes the books.
-void Backing::adopt(AddressSpace& space, const std::vector<Found>& found) {
+void Backing::adopt(AddressSpace& space, uint64_t offset, uint64_t bytes, const std::vector<Found>& found) {
+  auto last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
   for (const Found& one : found) {
     HandleId id = one.placement.handle;
     const Handle& handle = granules_.handle(id);
@@ -277,44 +284,52 @@ void Backing::adopt(AddressSpace& space, const std::vector<Found>& found) {
     granules_.mapped_at(id, space.id(), one.placement.slot, inherited);
     for (uint32_t index = one.placement.slot; index < one.placement.slot + handle.granules; ++index) {
       space.set_mapped(index, id);
-      granules_.slot_live(id);
     }
+    granules_.slots_live(id, std::min(handle.granules, last + 1 - one.placement.slot));
+    if (!covers(space, offset, bytes, handle)) granules_.split(id);
   }
 }
 
-// Takes one live block off every slot from `first` to `last`.
+// Takes one live block off every slot from `first` to `last`; slots without a handle are those a failed commit marked.
 void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) {
   int64_t now = -1;
-  for (uint32_t index = first; index <= last; ++index) {
-    Slot& slot = space.slot(index);
-    PYALLOC_ASSERT(slot.live > 0);
-    if (--slot.live == 0 && slot.handle != 0) {
-      if (now < 0) now = now_ms();
-      granules_.slot_dead(slot.handle, now);
+  for (uint32_t index = first; index <= last;) {
+    HandleId id = space.slot(index).handle;
+    uint32_t end = id == 0 ? index + 1 : std::min(last + 1, granules_.handle(id).slot + granules_.handle(id).granules);
+    uint32_t dead = 0;
+    for (; index < end; ++index) {
+      PYALLOC_ASSERT(space.slot(index).live > 0);
+      dead += --space.slot(index).live == 0;
     }
+    if (id == 0 || dead == 0) continue;
+    if (now < 0) now = now_ms();
+    granules_.slots_dead(id, dead, now);
   }
 }
 
 Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) {
   auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
        last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
-  bool first_shared = offset % space.granule_bytes() != 0, last_shared = (offset + bytes) % space.granule_bytes() != 0;
   std::vector<Run> missing;
+  // Memory shared with a neighbour gets a handle of its own, unless splitting handles is harmless.
+  bool apart = !may_split(2 * kHandleSizes[0]);
+  bool first_apart = apart && offset % space.granule_bytes() != 0;
+  bool last_apart = apart && (offset + bytes) % space.granule_bytes() != 0;
   bool extends = false;  // whether the next missing slot may lengthen the last run
-  for (uint32_t index = first; index <= last; ++index) {
-    Slot& slot = space.slot(index);
-    bool shared = (index == first && first_shared) || (index == last && last_shared);
-    if (slot.handle == 0) {
-      if (extends && !shared) {
-        ++missing.back().slots;
-      } else {
-        missing.push_back({index, 1});
-      }
-    } else if (slot.live == 0) {
-      granules_.slot_live(slot.handle);  // its own memory must not be stolen for its neighbours
+  for (uint32_t index = first; index <= last;) {
+    HandleId id = space.slot(index).handle;
+    if (id == 0) {
+      bool own = (index == first && first_apart) || (index == last && last_apart);
+      if (!extends || own) missing.push_back({index, 0});
+      ++missing.back().slots;
+      ++space.slot(index++).live;
+      extends = !own;
+      continue;
     }
-    extends = slot.handle == 0 && !shared;
-    ++slot.live;
+    uint32_t end = std::min(last + 1, granules_.handle(id).slot + granules_.handle(id).granules), unused = 0;
+    for (; index < end; ++index) unused += space.slot(index).live++ == 0;
+    granules_.slots_live(id, unused);  // its own memory must not be stolen for its neighbours
+    extends = false;
   }
   refused_by_limit_ = false;
   bool ordered = true;
@@ -331,7 +346,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   Status status = ordered ? kOk : fail(PYALLOC_OUT_OF_MEMORY, "memory there is still in use by another stream");
   std::vector<Found> found;
   if (status == kOk && !missing.empty()) {
-    status = find(missing, stream, found);
+    status = find(missing, unused_behind(space, last), stream, found);
     if (status == kOk) {
       std::vector<Placement> placements, stuck;
       placements.reserve(found.size());
@@ -351,7 +366,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     release_touch(space, first, last);
     return status;
   }
-  adopt(space, found);
+  adopt(space, offset, bytes, found);
   return kOk;
 }
 

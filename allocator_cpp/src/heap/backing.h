@@ -9,12 +9,13 @@
 //   - given back to the driver: by trim or decay, or, on the allocation path, to make smaller handles of its memory.
 // Missing memory is found in this order: shelf, creating below the budget, stealing the longest idle, breaking up idle
 // handles that are too large to be stolen, creating up to the limit. The limit is what the user set. A run of missing
-// slots gets the largest handles that fit into it; a granule shared with a neighbour is a handle of its own, so that
-// larger ones belong to one block and become idle with it.
+// slots gets the largest handles that fit into it, and the last one, where the addresses behind it were never used, a
+// larger one.
 //
-// Slack is what may be held beyond the recent high-water of live bytes. The budget is that high-water and a quarter of
-// the slack; handles of four times the slack may be split, of which a small part strands. Where the device has no room
-// for that, memory is tight: nothing is split and every new handle is one granule.
+// The budget is the recent high-water of live bytes and the slack. A handle that lies partly under a block cannot move,
+// so idle parts of it are stranded; handles are therefore small on small devices and where little room is left
+// (largest_handle), and split handles are at most half of the limit. Where next to nothing may be lost (no slack, or a device with no room for any), memory is tight:
+// every new handle is one granule, and a place that strands little is preferred.
 //
 // Order of use: a handle remembers which streams freed memory in it (`uses`) and, after a steal, which streams' uses
 // at its old address may not be finished (`inherited`). Whoever gets a handle is ordered after both, by completed
@@ -34,24 +35,24 @@
 namespace pyalloc {
 
 struct BackingPolicy {
-  double slack = 0.03;
+  double slack = 0.05;
   bool cross_stream_wait = true;
   uint64_t limit_bytes = 0;  // 0: none
   double fraction = 1.0;
   uint64_t device_total = 0;
+  bool reach_ahead = true;  // handles may be larger than the block for which they are made
 };
 
 class Backing {
  public:
-  // What a placement would cost: granules to be found, granules of the handles it would split and those of them it would
-  // strand at once, and, while memory is tight, granules of which it is the first to use a part. waits: other streams
-  // may have to be waited for. impossible: a slot is stale, too much would be split, or memory there is in use on a
+  // What a placement would cost: handles to be found, and, while memory is tight, granules of idle handles that it would
+  // strand. waits: other streams may have to be waited for. impossible: a slot is stale, or memory there is in use on a
   // stream that `stream` cannot be ordered after.
   struct Cost {
-    int64_t missing = 0, split = 0, stranded = 0, opened = 0;
+    int64_t missing = 0, handles = 0, stranded = 0;
     bool impossible = false, waits = false;
     // Mapping a handle weighs as much as stranding 8 granules: chosen on the traces of tools/bench.
-    int64_t score() const { return impossible ? INT64_MAX : 8 * handles_for(missing) + stranded + 4 * opened; }
+    int64_t score() const { return impossible ? INT64_MAX : 8 * handles + stranded; }
   };
 
   Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks, Counters& counters);
@@ -66,9 +67,6 @@ class Backing {
   void add_space(AddressSpace& space) { spaces_.push_back(&space); }
 
   Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;
-  // The first slot's start in [offset, end) from which `bytes` are unmapped; looks at a bounded number of handles.
-  static constexpr uint64_t kNoGap = UINT64_MAX;
-  uint64_t find_gap(const AddressSpace& space, uint64_t offset, uint64_t end, uint64_t bytes) const;
   bool affordable(int64_t missing) const;  // without stealing: shelf, and creating below the budget
 
   // Puts memory behind [offset, offset + bytes) of `space` for use on `stream`. All or nothing.
@@ -111,19 +109,20 @@ class Backing {
 
   int64_t limit_granules() const;
   int64_t budget_granules(int64_t needed) const;
-  double room() const;
-  bool tight() const { return room() < 0; }
+  bool tight() const;
   bool may_split(int64_t granules) const;
+  uint32_t largest_handle() const;
   static bool covers(const AddressSpace& space, uint64_t offset, uint64_t bytes, const Handle& handle);
   bool finished(const Uses& uses) const;
   bool order_after(StreamIndex stream, const Uses& uses);
   bool could_order(StreamIndex stream, const Uses& uses) const;
-  Status find(const std::vector<Run>& missing, StreamIndex stream, std::vector<Found>& found);
+  Status find(const std::vector<Run>& missing, uint32_t ahead, StreamIndex stream, std::vector<Found>& found);
+  uint32_t unused_behind(const AddressSpace& space, uint32_t last) const;
   HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
   int64_t break_up(int64_t wanted);
   void return_idle(std::vector<HandleId> due);
   void put_back(const std::vector<Found>& found);
-  void adopt(AddressSpace& space, const std::vector<Found>& found);
+  void adopt(AddressSpace& space, uint64_t offset, uint64_t bytes, const std::vector<Found>& found);
   void release_touch(AddressSpace& space, uint32_t first, uint32_t last);
 
   StreamClocks& clocks_;

@@ -87,7 +87,8 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context co
       backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_),
       coarse_(*this, nullptr, 0, granule_bytes, mapped_[kLarge]),
       fraction_(options.memory_fraction) {
-  backing_.policy() = {options.slack, options.cross_stream_wait, options.limit, options.memory_fraction, total};
+  backing_.policy() = {options.slack, options.cross_stream_wait, options.limit, options.memory_fraction, total,
+                       !options.guard};
 }
 
 Status DeviceHeap::open_coarse() {

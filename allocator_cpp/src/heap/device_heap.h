@@ -34,7 +34,7 @@ namespace pyalloc {
 enum class Check { kOff, kCheap, kFull };
 
 struct HeapOptions {
-  double slack = 0.03;
+  double slack = 0.05;
   uint64_t limit = 0;
   double memory_fraction = 1.0;
   bool cross_stream_wait = true;
@@ -147,6 +147,7 @@ class DeviceHeap {
                uint64_t requested, NodeId& placed);
   void consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner, Choice& choice);
   void consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
+  void consider_fresh_end(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
   Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state,
              uint64_t requested, NodeId& placed);
   bool clean_finished(Space& space);

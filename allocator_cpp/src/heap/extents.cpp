@@ -30,10 +30,18 @@ void Extents::insert(NodeId id) {
   Range& one = ranges_[id];
   Bins& set = bins(one.owner);
   int bin = bin_of(one.length);
-  one.bin_previous = kNoNode;
-  one.bin_next = set.head[bin];
-  if (one.bin_next != kNoNode) ranges_[one.bin_next].bin_previous = id;
-  set.head[bin] = id;
+  auto before_one = [&](const Range& other) {
+    return other.length != one.length ? other.length < one.length : other.start < one.start;
+  };
+  NodeId previous = kNoNode, next = set.head[bin];
+  for (int looks = 0; looks < kSortedLooks && next != kNoNode && before_one(ranges_[next]); ++looks) {
+    previous = next;
+    next = ranges_[next].bin_next;
+  }
+  one.bin_previous = previous;
+  one.bin_next = next;
+  if (next != kNoNode) ranges_[next].bin_previous = id;
+  (previous != kNoNode ? ranges_[previous].bin_next : set.head[bin]) = id;
   set.used[bin / 64] |= uint64_t{1} << (bin % 64);
   ++set.count;
   ++free_ranges_;
@@ -85,6 +93,21 @@ NodeId Extents::quick_fit(uint16_t owner, uint32_t length) const {
     if (used != 0) return set.head[word * 64 + static_cast<int>(lowest_bit(used))];
   }
   return kNoNode;
+}
+
+void Extents::move_border(NodeId id, uint32_t border) {
+  NodeId behind = ranges_[id].next;
+  PYALLOC_ASSERT(behind != kNoNode && ranges_[id].state == RangeState::kFree);
+  PYALLOC_ASSERT(ranges_[behind].state == RangeState::kFree);
+  uint32_t end = ranges_[behind].start + ranges_[behind].length;
+  PYALLOC_ASSERT(ranges_[id].start < border && border < end);
+  remove(id);
+  remove(behind);
+  ranges_[id].length = border - ranges_[id].start;
+  ranges_[behind].start = border;
+  ranges_[behind].length = end - border;
+  insert(id);
+  insert(behind);
 }
 
 NodeId Extents::take(NodeId id, uint32_t start, uint32_t length, RangeState state, uint16_t owner, uint64_t requested) {

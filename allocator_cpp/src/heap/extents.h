@@ -4,7 +4,8 @@
 // A free range remembers its `owner`, the stream that freed it last, and a `stamp`, the position in that stream's work
 // (clean ranges, owner 0, wait for nobody). Neighbours join only when they share an owner, the later stamp wins. Every
 // owner has bins of its own: one list per size bin (eight bins a power of two) and a bitmap over the bins, so that the
-// next fitting range is found in constant time.
+// next fitting range is found in constant time. A list is in order of length, then address, as far as a bounded look at
+// its head keeps it so: what is taken is the best fit, or nearly.
 //
 // The last range, while free, is the fresh end of the space: always a candidate, whatever the bins hold.
 //
@@ -59,6 +60,8 @@ class Extents {
   // Cuts [start, start + length) out of free range `id` and marks it live. The rest stays free with its owner and
   // stamp.
   NodeId take(NodeId id, uint32_t start, uint32_t length, RangeState state, uint16_t owner, uint64_t requested);
+  // Free range `id` and the free range behind it, which both keep some, meet at `border` from now on.
+  void move_border(NodeId id, uint32_t border);
   // Undoes take(): the range becomes free again with this owner and stamp and joins equal neighbours. Returns the
   // joined range.
   NodeId give(NodeId id, uint16_t owner, uint64_t stamp);
@@ -77,7 +80,7 @@ class Extents {
   bool validate(std::string& reason) const;
 
  private:
-  static constexpr int kBins = 256;
+  static constexpr int kBins = 256, kSortedLooks = 16;
   struct Bins {
     uint64_t used[kBins / 64] = {};
     NodeId head[kBins] = {};

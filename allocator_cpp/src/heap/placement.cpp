@@ -33,11 +33,7 @@ void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_
     return !cost.impossible;
   };
   bool possible = offer(low);
-  if (high != low && !(fresh_end && possible)) possible |= offer(high);
-  if (possible || fresh_end) return;
-  // At both ends it would split too much: where a hole is wide enough, nothing is.
-  uint64_t gap = backing_.find_gap(space.memory(), uint64_t{low} * kUnit, end * kUnit, uint64_t{units} * kUnit);
-  if (gap != Backing::kNoGap && gap % (uint64_t{alignment} * kUnit) == 0) offer(static_cast<uint32_t>(gap / kUnit));
+  if (high != low && !(fresh_end && possible)) offer(high);
 }
 
 void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner,
@@ -50,17 +46,37 @@ void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, Stre
   });
 }
 
+// The end of the space that no stream freed, and with it what `stream` freed just below.
+void DeviceHeap::consider_fresh_end(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream,
+                                    Choice& choice) {
+  Extents& extents = space.extents();
+  NodeId fresh = extents.last();
+  if (extents.range(fresh).state != RangeState::kFree || extents.range(fresh).owner != kClean) return;
+  consider_range(space, fresh, units, alignment, stream, choice);
+  NodeId below = extents.range(fresh).previous;
+  if (below == kNoNode || extents.range(below).state != RangeState::kFree || extents.range(below).owner != stream)
+    return;
+  auto start = static_cast<uint32_t>(align_up(extents.range(below).start, alignment));
+  if (start >= extents.range(fresh).start || start + uint64_t{units} >= extents.units()) return;
+  Backing::Cost cost = backing_.cost(space.memory(), uint64_t{start} * kUnit, uint64_t{units} * kUnit, stream);
+  if (!cost.impossible && cost.score() < choice.score()) choice = {below, start, cost};
+}
+
 // Takes the range and puts memory behind it; on failure the range is as it was.
 Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state,
                        uint64_t requested, NodeId& placed) {
   uint16_t owner = space.extents().range(choice.range).owner;
   uint64_t stamp = space.extents().range(choice.range).stamp;
+  uint32_t border = space.extents().range(choice.range).start + space.extents().range(choice.range).length;
+  bool into_fresh_end = border < choice.start + uint64_t{units};
+  if (into_fresh_end) space.extents().move_border(choice.range, choice.start + units);
   placed = space.extents().take(choice.range, choice.start, units, state, stream, requested);
   const Range& range = space.extents().range(placed);
   uint64_t bytes = space.coarse() ? committed_bytes(range) : uint64_t{range.length} * kUnit;
   Status status = backing_.commit(space.memory(), uint64_t{range.start} * kUnit, bytes, stream);
   if (status != kOk) {
-    space.extents().give(placed, owner, stamp);
+    NodeId freed = space.extents().give(placed, owner, stamp);
+    if (into_fresh_end) space.extents().move_border(freed, border);
     placed = kNoNode;
     refused_by_limit_.store(backing_.refused_by_limit(), std::memory_order_relaxed);
   }
@@ -87,9 +103,7 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
     choice = Choice{};
     consider(space, units, alignment, stream, stream, choice);
     if (choice.score() != 0) consider(space, units, alignment, stream, kClean, choice);
-    NodeId fresh = extents.last();
-    if (choice.score() != 0 && extents.range(fresh).state == RangeState::kFree && extents.range(fresh).owner == kClean)
-      consider_range(space, fresh, units, alignment, stream, choice);
+    if (choice.score() != 0) consider_fresh_end(space, units, alignment, stream, choice);
   };
   if (!guard_) {
     consider_own();

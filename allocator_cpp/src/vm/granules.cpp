@@ -90,18 +90,20 @@ void Granules::split(HandleId id) {
   in_split_ += one.granules;
 }
 
-void Granules::slot_live(HandleId id) {
+void Granules::slots_live(HandleId id, uint32_t slots) {
   Handle& one = handles_[id];
+  if (slots == 0) return;
   if (one.idle) take_idle(id);
-  stranded_ += one.live_slots == 0 ? int64_t{one.granules} - 1 : -1;
-  ++one.live_slots;
+  stranded_ += one.live_slots == 0 ? int64_t{one.granules} - slots : -int64_t{slots};
+  one.live_slots += slots;
 }
 
-void Granules::slot_dead(HandleId id, int64_t now_ms) {
+void Granules::slots_dead(HandleId id, uint32_t slots, int64_t now_ms) {
   Handle& one = handles_[id];
-  PYALLOC_ASSERT(one.live_slots > 0);
-  ++stranded_;
-  if (--one.live_slots > 0) return;
+  PYALLOC_ASSERT(one.live_slots >= slots);
+  stranded_ += slots;
+  one.live_slots -= slots;
+  if (slots == 0 || one.live_slots > 0) return;
   stranded_ -= one.granules;
   if (one.split) in_split_ -= one.granules;
   one.split = false;

@@ -4,7 +4,7 @@
 // handle whole or not at all. A handle is mapped at one place (the newest; older addresses of it are the stale list of
 // Backing), or lies on the shelf, unmapped and ready. A mapped handle that no live block touches is idle, and stands in
 // the list of its size by how long it has been so. A handle of several granules is split while a block lies over a part
-// of it only: when one of its blocks goes, that part is stranded, for it cannot move.
+// of it only: what no live block touches of it then is stranded, for it can serve blocks where it is, but not move.
 //
 // Invariants (validate): every held handle is mapped or on the shelf; `live_slots` is 0 exactly for the idle ones; an
 // idle list holds exactly the idle handles of its size, oldest first. Counts are in granules. Guarded by the heap's
@@ -29,9 +29,9 @@ constexpr uint32_t kHandleSizes[] = {16, 8, 4, 2, 1};
 constexpr int kHandleKinds = 5;
 // The index of the largest size that is at most `granules`, which is not 0.
 inline int handle_kind(uint32_t granules) { return granules >= 16 ? 0 : 4 - static_cast<int>(highest_bit(granules)); }
-// How many handles a run of so many slots takes.
-inline int64_t handles_for(int64_t granules) {
-  return granules / kHandleSizes[0] + __builtin_popcountll(static_cast<uint64_t>(granules % kHandleSizes[0]));
+// How many handles of at most `largest` granules, a power of two, a run of so many slots takes.
+inline int64_t handles_for(uint32_t granules, uint32_t largest) {
+  return granules / largest + __builtin_popcount(granules % largest);
 }
 
 // Streams, and the latest position up to which they used something.
@@ -83,9 +83,9 @@ class Granules {
   void unmapped(HandleId id);
   // A block was put over a part of it; until it is idle again.
   void split(HandleId id);
-  // A slot of the handle got its first live block, or lost its last.
-  void slot_live(HandleId id);
-  void slot_dead(HandleId id, int64_t now_ms);
+  // So many slots of the handle got their first live block, or lost their last.
+  void slots_live(HandleId id, uint32_t slots);
+  void slots_dead(HandleId id, uint32_t slots, int64_t now_ms);
   void add_stale(HandleId id) { ++handles_[id].stale; }
   void remove_stale(HandleId id) { --handles_[id].stale; }
   void used(HandleId id, const Uses& uses) { handles_[id].uses.add(uses); }
