@@ -171,7 +171,7 @@ def serve(args: argparse.Namespace) -> Result:
     if args.allocator == "pyalloc":
         import pyalloc
 
-        if not pyalloc.enable(bridge=args.bridge):
+        if not pyalloc.enable(lora_reserve=0, bridge=args.bridge):
             raise SystemExit("serve_trace: pyalloc is not in use; the line above says why")
     import torch
     from llama import SHAPES, build

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from .errors import PyallocError as PyallocError
     from .errors import StateError as StateError
     from .errors import UnknownPointerError as UnknownPointerError
+    from .out_of_memory import on_oom as on_oom
+    from .out_of_memory import oom_report as oom_report
+    from .out_of_memory import remove_on_oom as remove_on_oom
+    from .purpose_pools import PoolStats as PoolStats
+    from .purpose_pools import create_pool as create_pool
+    from .purpose_pools import lora_prepare as lora_prepare
+    from .purpose_pools import pool as pool
+    from .purpose_pools import pools as pools
+    from .purpose_pools import reset_pool_peaks as reset_pool_peaks
     from .stats import device_stats as device_stats
 
 # Where each public name lives; the imports above say the same to type checkers.
@@ -39,6 +48,8 @@ _PUBLIC = {
         "StateError",
         "UnknownPointerError",
     ),
+    "out_of_memory": ("on_oom", "oom_report", "remove_on_oom"),
+    "purpose_pools": ("PoolStats", "create_pool", "lora_prepare", "pool", "pools", "reset_pool_peaks"),
     "stats": ("device_stats",),
 }
 

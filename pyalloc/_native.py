@@ -30,6 +30,9 @@ _ERRORS: Final[dict[int, type[errors.PyallocError]]] = {
 }
 
 
+RECLAIM: Final = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+
+
 class Stat(ctypes.Structure):
     """pyalloc_stat: one number with its history."""
 
@@ -89,7 +92,13 @@ class Library:
         self._dll.pyalloc_get_api.argtypes = (ctypes.c_uint32,)
         self._dll.pyalloc_configure.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
         self._dll.pyalloc_get_stats.argtypes = (ctypes.c_int, ctypes.c_void_p)
-        for name in ("config_json", "driver_json", "stat_fields_json"):
+        self._dll.pyalloc_pool_name.restype = ctypes.c_char_p
+        self._dll.pyalloc_find_pool.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+        self._dll.pyalloc_lora_prepare.argtypes = (ctypes.c_int, ctypes.c_uint64)
+        self._dll.pyalloc_add_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p, ctypes.c_int)
+        self._dll.pyalloc_remove_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p)
+        self._dll.pyalloc_set_pool_limit.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
+        for name in ("config_json", "driver_json", "stat_fields_json", "pool_fields_json", "oom_json"):
             function = getattr(self._dll, f"pyalloc_{name}")
             function.restype = ctypes.c_size_t
             function.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
@@ -165,6 +174,68 @@ class Library:
         stats.size = ctypes.sizeof(stats)
         self._check(self._dll.pyalloc_get_stats(device, ctypes.byref(stats)))
         return stats
+
+    def find_pool(self, name: str, create: bool = False) -> int:
+        """The number of a pool. InvalidArgumentError when there is none and none is to be made, or for a bad name."""
+        number = ctypes.c_int()
+        self._check(self._dll.pyalloc_find_pool(name.encode(), create, ctypes.byref(number)))
+        return number.value
+
+    def pool_names(self) -> list[str]:
+        """Every pool's name; its place is its number."""
+        return [self._dll.pyalloc_pool_name(i).decode() for i in range(self._dll.pyalloc_pool_count())]
+
+    def push_pool(self, number: int) -> None:
+        """This thread's blocks go to the pool until the matching pop_pool()."""
+        self._check(self._dll.pyalloc_push_pool(number))
+
+    def pop_pool(self, number: int) -> None:
+        """Leaves the scope pushed last; StateError for any other."""
+        self._check(self._dll.pyalloc_pop_pool(number))
+
+    def set_pool_limit(self, device: int, number: int, limit: int) -> None:
+        """0: none. InvalidArgumentError below what the pool uses."""
+        self._check(self._dll.pyalloc_set_pool_limit(device, number, limit))
+
+    def lora_prepare(self, device: int, size: int) -> None:
+        """Maps `size` bytes more for the lora pool; 0 takes that back. OutOfMemoryError changes nothing."""
+        self._check(self._dll.pyalloc_lora_prepare(device, size))
+
+    def add_reclaimer(self, function: Any, priority: int) -> None:
+        """`function` is a RECLAIM that must stay alive."""
+        self._check(self._dll.pyalloc_add_reclaimer(function, None, priority))
+
+    def remove_reclaimer(self, function: Any) -> None:
+        """InvalidArgumentError when it is not registered."""
+        self._check(self._dll.pyalloc_remove_reclaimer(function, None))
+
+    def oom(self) -> dict[str, Any]:
+        """What was refused: counts by reason and the last refusals."""
+        report: dict[str, Any] = self._json(self._dll.pyalloc_oom_json)
+        return report
+
+    def reset_pool_peak(self, device: int, number: int) -> None:
+        """Starts the pool's peak again from what it uses now."""
+        self._check(self._dll.pyalloc_reset_pool_peak(device, number))
+
+    @functools.cached_property
+    def pool_fields(self) -> list[dict[str, str]]:
+        """The table of a pool's figures: name, unit and help."""
+        fields: list[dict[str, str]] = self._json(self._dll.pyalloc_pool_fields_json)
+        return fields
+
+    @functools.cached_property
+    def _pool_stats_type(self) -> type[ctypes.Structure]:
+        columns: list[tuple[str, Any]] = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)]
+        columns += [(field["name"], ctypes.c_int64) for field in self.pool_fields]
+        return type("PoolStats", (ctypes.Structure,), {"_fields_": columns})
+
+    def pool_stats(self, device: int, number: int) -> dict[str, int]:
+        """A pool's figures on one device, by the names of `pool_fields`."""
+        stats = self._pool_stats_type()
+        stats.size = ctypes.sizeof(stats)
+        self._check(self._dll.pyalloc_get_pool_stats(device, number, ctypes.byref(stats)))
+        return {field["name"]: int(getattr(stats, field["name"])) for field in self.pool_fields}
 
     def reset_peak_stats(self, device: int) -> None:
         """Starts every peak again from the current value."""

@@ -74,6 +74,11 @@ def enable(
     bridge: Literal["auto", "off", "require"] | None = None,
     slack: float | None = None,
     limit: Size | None = None,
+    general_limit: Size | None = None,
+    weights_limit: Size | None = None,
+    kv_limit: Size | None = None,
+    workspace_limit: Size | None = None,
+    lora_limit: Size | None = None,
     memory_fraction: float | None = None,
     cross_stream_wait: Switch | None = None,
     decay: int | None = None,
@@ -81,6 +86,7 @@ def enable(
     check: Literal["off", "cheap", "full"] | None = None,
     guard: Switch | None = None,
     lora_reserve: Size | None = None,
+    lora_overflow: Literal["general", "error"] | None = None,
 ) -> bool:
     """Makes pyalloc torch's CUDA allocator for the rest of this process. Call it before the first use of CUDA.
 
@@ -101,6 +107,11 @@ def enable(
             "bridge": bridge,
             "slack": slack,
             "limit": limit,
+            "general_limit": general_limit,
+            "weights_limit": weights_limit,
+            "kv_limit": kv_limit,
+            "workspace_limit": workspace_limit,
+            "lora_limit": lora_limit,
             "memory_fraction": memory_fraction,
             "cross_stream_wait": cross_stream_wait,
             "decay": decay,
@@ -108,6 +119,7 @@ def enable(
             "check": check,
             "guard": guard,
             "lora_reserve": lora_reserve,
+            "lora_overflow": lora_overflow,
         }
     )
     _explicit.active = True

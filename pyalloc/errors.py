@@ -36,4 +36,4 @@ class UnknownPointerError(PyallocError):
 
 
 class OutOfMemoryError(PyallocError, MemoryError):
-    """The allocator could not find the memory asked for (torch programs see torch.OutOfMemoryError instead)."""
+    """The allocator could not find the memory asked for (a torch allocation raises torch.OutOfMemoryError instead)."""

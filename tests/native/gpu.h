@@ -56,6 +56,7 @@ class Gpu {
                               .c_str()),
              0);
     std::string text = configuration;
+    if (text.find("lora_reserve:") == std::string::npos) text += text.empty() ? "lora_reserve:0" : ",lora_reserve:0";
     if (text.find("maintenance:") == std::string::npos) text += text.empty() ? "maintenance:off" : ",maintenance:off";
     CHECK_EQ(pyalloc_configure(text.c_str(), "test"), PYALLOC_OK);
     CHECK_EQ(pyalloc_init(devices), PYALLOC_OK);

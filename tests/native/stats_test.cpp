@@ -242,7 +242,7 @@ TEST(driver_calls_are_counted_as_the_driver_counts_them) {
            simgpu_calls("cuMemCreate") + simgpu_calls("cuMemMap") + simgpu_calls("cuMemSetAccess"));
   CHECK_EQ(now.num_device_free, simgpu_calls("cuMemRelease") + simgpu_calls("cuMemUnmap"));
   CHECK_EQ(now.map_runs, simgpu_calls("cuMemSetAccess"));
-  CHECK_EQ(now.created_granules, 32);  // fourteen blocks of two granules each, and four more
+  CHECK_EQ(now.created_granules, 32);         // fourteen blocks of two granules each, and four more
   CHECK_EQ(simgpu_calls("cuMemCreate"), 32);  // each a handle of its own on a device so small
   CHECK_EQ(now.events_recorded, simgpu_calls("cuEventRecord"));
   CHECK(now.stolen_granules > 0);

@@ -6,7 +6,7 @@ import textwrap
 
 PRELUDE = """
 import pyalloc
-assert pyalloc.enable(bridge="require")
+assert pyalloc.enable(bridge="require", lora_reserve=0)
 import torch
 from torch.cuda import memory as M
 

@@ -21,7 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 NATIVE = {"PYTORCH_ALLOC_CONF": ""}
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-PYALLOC = {"PYALLOC_CONF": "enable:True,bridge:require"}
+PYALLOC = {"PYALLOC_CONF": "enable:True,bridge:require,lora_reserve:0"}
 
 
 @pytest.fixture

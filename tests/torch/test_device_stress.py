@@ -22,7 +22,7 @@ import ctypes, random, threading, time
 import pyalloc
 import torch
 
-pyalloc.enable(bridge="require", limit=LIMIT)
+pyalloc.enable(bridge="require", lora_reserve=0, limit=LIMIT)
 SOURCE = torch.randint(0, 256, (4 << 20,), dtype=torch.uint8).pin_memory()
 END = 64 << 10
 

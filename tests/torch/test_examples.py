@@ -47,3 +47,30 @@ def test_serve_trace_refuses_more_than_the_trace_holds(tmp_path: Path) -> None:
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert finished.returncode == 2
     assert "--requests 1001: expected 1 to 1000" in finished.stderr
+
+
+def on_simgpu(name: str, memory: str, folder: Path) -> str:
+    return run(["-m", "pyalloc.simgpu", "--memory", memory, str(EXAMPLES / name)], folder).stdout
+
+
+def test_pools(tmp_path: Path) -> None:
+    lines = [line.split() for line in on_simgpu("02_pools.py", "8GiB", tmp_path).splitlines()]
+    assert [line[0] for line in lines[1:]] == ["general", "weights", "kv", "workspace", "lora"]
+    assert lines[2] == ["weights", "24", "50,331,648", "50,331,648", "-"]
+    assert lines[3] == ["kv", "1", "50,331,648", "50,331,648", "1,073,741,824"]
+
+
+def test_lora(tmp_path: Path) -> None:
+    assert on_simgpu("03_lora.py", "2GiB", tmp_path).splitlines() == [
+        "10 adapters of 4 MiB loaded with 0 driver calls",
+        "one of 160 MiB, prepared for, with 0",
+        "overflows: 0",
+    ]
+
+
+def test_oom(tmp_path: Path) -> None:
+    lines = on_simgpu("04_oom.py", "1GiB", tmp_path).splitlines()
+    assert lines[0].endswith("dropped a prefix of 134,217,728")
+    assert lines[-3] == "served; 5 prefixes are left"
+    assert lines[-2].startswith("CUDA out of memory. Tried to allocate 1.00 GiB.")
+    assert lines[-1] == "{'capacity': 1, 'limit': 0, 'fragmentation': 0}"

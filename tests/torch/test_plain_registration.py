@@ -6,8 +6,8 @@ import pytest
 from conftest import Run
 
 REGISTER = {
-    "bridge": "import pyalloc; assert pyalloc.enable(bridge='require')",
-    "off": "import pyalloc; assert pyalloc.enable(bridge='off')",
+    "bridge": "import pyalloc; assert pyalloc.enable(bridge='require', lora_reserve=0)",
+    "off": "import pyalloc; assert pyalloc.enable(bridge='off', lora_reserve=0)",
     "by hand": """
 import pyalloc, torch
 torch.cuda.memory.change_current_allocator(

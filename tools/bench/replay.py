@@ -23,6 +23,7 @@ examples:
   python tools/bench/replay.py serving.csv.gz --allocator pyalloc --slack 0
   python tools/bench/replay.py serving.csv.gz --capacity 1.05x                  a device of 1.05 times peak live
   python tools/bench/replay.py rmm_log.txt --allocator native --capacity 24GiB --json
+  python tools/bench/replay.py serving.csv.gz --allocator pyalloc --pools tag    blocks go to pools by the column tag
   python tools/bench/replay.py serving.csv.gz --frontier --picture frontier.svg
 """
 SLACKS = (0.0, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--capacity", metavar="SIZE", help="bytes, 80GiB, or 1.05x of peak live; default: ample")
     parser.add_argument("--slack", type=float, help="pyalloc's option slack; default: its own")
     parser.add_argument("--option", **output.OPTION_ARGUMENT)
+    parser.add_argument("--pools", choices=("tag",), help="pyalloc's purpose pools, by the trace's column tag")
     parser.add_argument("--validate", type=int, default=0, metavar="N", help="pyalloc checks itself every N rows")
     parser.add_argument("--no-timing", action="store_true", help="without the second pass, which gives ns_per_op")
     parser.add_argument("--frontier", action="store_true", help="sweep slack: reserved memory against driver time")
@@ -50,9 +52,11 @@ def main() -> int:
     enable = output.pyalloc_options(parser, args.option)
     if args.slack is not None:
         enable["slack"] = args.slack
-    with PreparedTrace(read_trace(args.trace)) as prepared, Workers() as workers:
+    with PreparedTrace(read_trace(args.trace, by_tag=args.pools == "tag")) as prepared, Workers() as workers:
         capacity = parse_capacity(args.capacity, prepared.trace.live_peak) if args.capacity is not None else None
-        setting = Setting(capacity, enable, timed=not args.no_timing, validate_rows=args.validate)
+        setting = Setting(
+            capacity, enable, timed=not args.no_timing, validate_rows=args.validate, purpose_pools=args.pools == "tag"
+        )
         progress = output.Progress()
         results = []
         for allocator in args.allocator or ALLOCATORS:
@@ -93,6 +97,10 @@ def as_text(results: list[dict[str, Any]], facts: dict[str, Any], prepared: Prep
         f"device of {show(results[0]['capacity'])}",
         output.table(header, rows),
     ]
+    for one in results:
+        if "pools" in one:
+            used = {name: figures for name, figures in one["pools"].items() if figures["peak"]}
+            lines.append(output.table(["pool", "peak used"], [[name, show(used[name]["peak"])] for name in used]))
     lines += [f"{one['allocator']}: {one['message'].splitlines()[0][:200]}" for one in results if one.get("message")]
     lines += [f"{one['allocator']}: driver rule broken: {one['violation']}" for one in results if one.get("violation")]
     if any(one["pools_honoured"] is False for one in results):

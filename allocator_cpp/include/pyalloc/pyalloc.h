@@ -120,6 +120,42 @@ pyalloc_status pyalloc_largest_free(int device, uint64_t* bytes);
 /* [{"name","group","kind","unit","help"}...]: the table behind pyalloc_device_stats, in struct order. */
 size_t pyalloc_stat_fields_json(char* buffer, size_t capacity);
 
+/* --- pools: purposes whose memory never shares a granule --- */
+/* The pools that always exist, by id. */
+enum {
+  PYALLOC_POOL_GENERAL = 0,
+  PYALLOC_POOL_WEIGHTS = 1,
+  PYALLOC_POOL_KV = 2,
+  PYALLOC_POOL_WORKSPACE = 3,
+  PYALLOC_POOL_LORA = 4
+};
+typedef struct pyalloc_pool_stats {
+  uint32_t size;
+  uint32_t version;
+#define PYALLOC_POOL_FIELD(name, unit, help) int64_t name;
+#include "pyalloc/pool_fields.def"
+#undef PYALLOC_POOL_FIELD
+} pyalloc_pool_stats;
+/* The id of a named pool. create: made if there is none (up to 64 pools a process; lower-case names of up to 31 letters, digits and
+ * underscores). A pool stays for the process's life. */
+pyalloc_status pyalloc_find_pool(const char* name, int create, int* pool);
+int pyalloc_pool_count(void);
+const char* pyalloc_pool_name(int pool); /* null: no such pool */
+/* Blocks that this thread allocates from now on go to `pool`, until the matching pop. */
+pyalloc_status pyalloc_push_pool(int pool);
+pyalloc_status pyalloc_pop_pool(int pool); /* the pool pushed last: any other is refused and nothing happens */
+int pyalloc_current_pool(void);
+/* Zeros for a pool not yet used on the device. */
+pyalloc_status pyalloc_get_pool_stats(int device, int pool, pyalloc_pool_stats* stats);
+pyalloc_status pyalloc_reset_pool_peak(int device, int pool);
+/* Refused below what the pool uses already; 0: none. Holds for a device whose heap opens later as well. */
+pyalloc_status pyalloc_set_pool_limit(int device, int pool, uint64_t bytes);
+/* Maps `bytes` more for the lora pool ahead of a load, through the ladder, all or nothing; it stays until the next outermost scope of
+ * the lora pool ends on any thread, or the next call, also one that fails; 0 only ends it. */
+pyalloc_status pyalloc_lora_prepare(int device, uint64_t bytes);
+/* [{"name","unit","help"}...] of pyalloc_pool_stats, in struct order. */
+size_t pyalloc_pool_fields_json(char* buffer, size_t capacity);
+
 /* --- snapshot: segments in address order, each followed by its blocks without gaps --- */
 typedef enum pyalloc_block_state {
   PYALLOC_BLOCK_LIVE = 0,
@@ -148,9 +184,15 @@ typedef void (*pyalloc_block_fn)(void* context, const pyalloc_block_view* block)
 pyalloc_status pyalloc_snapshot(int device, void* context, pyalloc_segment_fn segment, pyalloc_block_fn block);
 
 /* --- when memory runs out --- */
-/* Called on the ladder with no lock held; returns bytes freed (0: nothing). torch's registered callbacks go in through this. */
+/* Called on the ladder with no lock held, highest priority first, until one suffices; returns bytes freed: 0 for nothing,
+ * PYALLOC_FREED_UNKNOWN for an unknown amount. torch's registered callbacks go in through this. */
+#define PYALLOC_FREED_UNKNOWN UINT64_MAX
 typedef uint64_t (*pyalloc_reclaim_fn)(void* context, int device, size_t bytes);
 pyalloc_status pyalloc_add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority);
+pyalloc_status pyalloc_remove_reclaimer(pyalloc_reclaim_fn fn, void* context);
+/* {"counts": {"capacity", "limit", "fragmentation"}, "last": [{"unix_ms", "device", "pool", "bytes", "reason", "message"}...]}: the last
+ * refusals, oldest first, and how many there were of each kind; returns the length it needs. */
+size_t pyalloc_oom_json(char* buffer, size_t capacity);
 /* Told of every out-of-memory before it is returned: bytes asked, device total and free, and whether a limit of ours refused it. */
 typedef void (*pyalloc_oom_fn)(void* context, int device, size_t bytes, size_t device_total, size_t device_free,
                                int rejected_by_limit);

@@ -2,9 +2,12 @@
 #include <cstring>
 #include <string>
 
+#include "api/json_text.h"
+#include "api/pool_scope.h"
 #include "api/registry.h"
 #include "driver/driver.h"
 #include "heap/address_map.h"
+#include "heap/pool_names.h"
 #include "view/snapshot.h"
 
 using namespace pyalloc;
@@ -13,10 +16,6 @@ namespace {
 
 cuda::Stream stream_of(void* stream) { return static_cast<cuda::Stream>(stream); }
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
-
-size_t copy(const std::string& text, char* buffer, size_t capacity) {
-  return copy_text(text.data(), text.size(), buffer, capacity);
-}
 
 // Calls `use(heap)` for one open device, or for all of them when device is -1. A device without a heap has nothing to
 // do.
@@ -32,15 +31,6 @@ Status for_open(int device, Use&& use) {
     if (status != kOk) return status;
   }
   return kOk;
-}
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
 }
 
 Status unknown_pointer(const void* pointer) {
@@ -101,8 +91,8 @@ pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags,
     *pointer = nullptr;
     return kOk;
   }
-  return registry.ladder().allocate(*heap, stream_of(stream), (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes,
-                                    pointer);
+  return registry.ladder().allocate(*heap, current_pool(), stream_of(stream),
+                                    (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
 }
 
 pyalloc_status pyalloc_deallocate(void* pointer, pyalloc_freed* freed) {
@@ -251,6 +241,28 @@ pyalloc_status pyalloc_add_reclaimer(pyalloc_reclaim_fn fn, void* context, int p
   if (fn == nullptr) return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_add_reclaimer: fn is null");
   Registry::instance().ladder().add_reclaimer(fn, context, priority);
   return kOk;
+}
+
+pyalloc_status pyalloc_remove_reclaimer(pyalloc_reclaim_fn fn, void* context) {
+  return Registry::instance().ladder().remove_reclaimer(fn, context)
+             ? kOk
+             : fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_remove_reclaimer: it is not registered");
+}
+
+size_t pyalloc_oom_json(char* buffer, size_t capacity) {
+  static const char* const reasons[Ladder::kReasons] = {"capacity", "limit", "fragmentation"};
+  Ladder::Report report = Registry::instance().ladder().report();
+  std::string text = "{\"counts\": {";
+  for (int i = 0; i < Ladder::kReasons; ++i)
+    text += std::string(i > 0 ? ", " : "") + quoted(reasons[i]) + ": " + std::to_string(report.counts[i]);
+  text += "}, \"last\": [";
+  for (const Ladder::Refusal& one : report.last) {
+    text += text.back() == '[' ? "" : ",\n ";
+    text += "{\"unix_ms\": " + std::to_string(one.unix_ms) + ", \"device\": " + std::to_string(one.device) +
+            ", \"pool\": " + quoted(pool_name(one.pool)) + ", \"bytes\": " + std::to_string(one.bytes) +
+            ", \"reason\": " + quoted(reasons[one.reason]) + ", \"message\": " + quoted(one.message) + "}";
+  }
+  return copy(text + "]}", buffer, capacity);
 }
 
 pyalloc_status pyalloc_add_oom_observer(pyalloc_oom_fn fn, void* context) {

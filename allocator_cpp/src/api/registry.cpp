@@ -23,6 +23,7 @@ Registry& Registry::instance() {
 
 Registry::Registry() {
   std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
+  for (auto& of_device : pool_limits_) std::fill(std::begin(of_device), std::end(of_device), kNotSet);
   // The lock is held across a fork, so that the child does not find it taken by a thread it does not have.
   pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); }, &Registry::after_fork_in_child);
   std::atexit(&Registry::at_exit);
@@ -139,8 +140,12 @@ Status Registry::open(int device) {
     heap_options.memory_fraction = fractions_[device] >= 0 ? fractions_[device] : options.memory_fraction;
     heap_options.cross_stream_wait = options.cross_stream_wait;
     heap_options.guard = options.guard;
+    heap_options.lora_reserve = options.lora_reserve;
+    heap_options.lora_overflow = options.lora_overflow == "general";
     heap_options.caching = caching();
     heap_options.check = options.check == "off" ? Check::kOff : options.check == "full" ? Check::kFull : Check::kCheap;
+    for (PoolId pool = 0; pool < kMostPools; ++pool)
+      heap_options.pool_limits.push_back(pool_limit_locked(device, pool));
     std::unique_ptr<DeviceHeap> opened;
     status = DeviceHeap::open(device, heap_options, opened);
     if (status != kOk) return status;
@@ -193,6 +198,28 @@ Status Registry::set_limit(int device, uint64_t bytes) {
   return kOk;
 }
 
+uint64_t Registry::pool_limit_locked(int device, PoolId pool) const {
+  const Options& options = config_.options();
+  const uint64_t configured[] = {options.general_limit, options.weights_limit, options.kv_limit,
+                                 options.workspace_limit, options.lora_limit};
+  if (pool_limits_[device][pool] != kNotSet) return pool_limits_[device][pool];
+  return pool < std::size(configured) ? configured[pool] : 0;
+}
+
+uint64_t Registry::pool_limit(int device, PoolId pool) {
+  Lock lock(mutex_);
+  if (!configured_) configure_from_environment();
+  return pool_limit_locked(device, pool);
+}
+
+Status Registry::set_pool_limit(int device, PoolId pool, uint64_t bytes) {
+  Lock lock(mutex_);
+  DeviceHeap* open = open_heap(device);
+  Status status = open != nullptr ? open->set_pool_limit(pool, bytes) : kOk;
+  if (status == kOk) pool_limits_[device][pool] = bytes;
+  return status;
+}
+
 Status Registry::shutdown() {
   Status status = usable();
   if (status != kOk) return status;
@@ -203,6 +230,7 @@ Status Registry::shutdown() {
   for (std::atomic<DeviceHeap*>& heap : heaps_) delete heap.exchange(nullptr);
   std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
   std::fill(std::begin(limits_), std::end(limits_), uint64_t{0});
+  for (auto& of_device : pool_limits_) std::fill(std::begin(of_device), std::end(of_device), kNotSet);
   configured_ = false;
   config_ = Config{};
   device_count_.store(0);

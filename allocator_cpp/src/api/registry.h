@@ -45,6 +45,8 @@ class Registry {
   Status set_fraction(int device, double fraction);
   Status get_fraction(int device, double& fraction);
   Status set_limit(int device, uint64_t bytes);
+  Status set_pool_limit(int device, PoolId pool, uint64_t bytes);
+  uint64_t pool_limit(int device, PoolId pool);
   Status check_device(int device) const;
   int64_t decay_ms() const { return config_.options().decay; }
 
@@ -56,6 +58,7 @@ class Registry {
 
   Registry();
   void configure_from_environment();
+  uint64_t pool_limit_locked(int device, PoolId pool) const;
   Status open(int device);
   static void after_fork_in_child();
   static void at_exit();
@@ -66,6 +69,8 @@ class Registry {
   std::atomic<DeviceHeap*> heaps_[kMostDevices] = {};
   double fractions_[kMostDevices];  // set before the heap was open; below 0: not set
   uint64_t limits_[kMostDevices] = {};
+  static constexpr uint64_t kNotSet = UINT64_MAX;
+  uint64_t pool_limits_[kMostDevices][kMostPools];  // kNotSet: as configured
   std::atomic<int> device_count_{0};
   std::atomic<State> state_{State::kAlive};
   std::unique_ptr<Ladder> ladder_ = std::make_unique<Ladder>();

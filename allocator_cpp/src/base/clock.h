@@ -1,4 +1,4 @@
-// Monotonic milliseconds, for decay and rate limits. Never read on the hot path.
+// Milliseconds: monotonic, for decay and rate limits, and since 1970, for people. Never read on the hot path.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -7,6 +7,11 @@ namespace pyalloc {
 
 inline int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+inline int64_t unix_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 

@@ -301,6 +301,7 @@ void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) 
       PYALLOC_ASSERT(space.slot(index).live > 0);
       dead += --space.slot(index).live == 0;
     }
+    space.pool_totals().used -= dead;
     if (id == 0 || dead == 0) continue;
     if (now < 0) now = now_ms();
     granules_.slots_dead(id, dead, now);
@@ -315,6 +316,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   bool apart = !may_split(2 * kHandleSizes[0]);
   bool first_apart = apart && offset % space.granule_bytes() != 0;
   bool last_apart = apart && (offset + bytes) % space.granule_bytes() != 0;
+  int64_t newly_used = 0;
   bool extends = false;  // whether the next missing slot may lengthen the last run
   for (uint32_t index = first; index <= last;) {
     HandleId id = space.slot(index).handle;
@@ -322,18 +324,23 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
       bool own = (index == first && first_apart) || (index == last && last_apart);
       if (!extends || own) missing.push_back({index, 0});
       ++missing.back().slots;
+      ++newly_used;
       ++space.slot(index++).live;
       extends = !own;
       continue;
     }
     uint32_t end = std::min(last + 1, granules_.handle(id).slot + granules_.handle(id).granules), unused = 0;
     for (; index < end; ++index) unused += space.slot(index).live++ == 0;
+    newly_used += unused;
     granules_.slots_live(id, unused);  // its own memory must not be stolen for its neighbours
     extends = false;
   }
+  MappedTotals& pool = space.pool_totals();
+  pool.used += newly_used;
   refused_by_limit_ = false;
+  refused_by_pool_ = pool.used > pool.limit;
   bool ordered = true;
-  for (uint32_t index = first; index <= last && ordered;) {  // by handles
+  for (uint32_t index = first; index <= last && ordered && !refused_by_pool_;) {  // by handles
     PYALLOC_ASSERT(!space.slot(index).stale);
     HandleId id = space.slot(index).handle;
     const Handle& handle = granules_.handle(id);
@@ -344,6 +351,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     if (ordered && (space.one_stream || finished(handle.inherited))) granules_.forget_inherited(id);
   }
   Status status = ordered ? kOk : fail(PYALLOC_OUT_OF_MEMORY, "memory there is still in use by another stream");
+  if (refused_by_pool_) status = fail(PYALLOC_OUT_OF_MEMORY, "the limit set for the pool is reached");
   std::vector<Found> found;
   if (status == kOk && !missing.empty()) {
     status = find(missing, unused_behind(space, last), stream, found);
@@ -367,6 +375,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     return status;
   }
   adopt(space, offset, bytes, found);
+  pool.peak_used = std::max(pool.peak_used, pool.used);
   return kOk;
 }
 

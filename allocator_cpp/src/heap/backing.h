@@ -85,7 +85,9 @@ class Backing {
   // Idle granules may be given back only when their streams are done: asks every stream.
   void poll_streams();
 
-  bool refused_by_limit() const { return refused_by_limit_; }  // of the last failed commit
+  // Of the last failed commit; a pool's limit is one too.
+  bool refused_by_limit() const { return refused_by_limit_ || refused_by_pool_; }
+  bool refused_by_pool() const { return refused_by_pool_; }
   uint64_t limit_bytes() const;
   // Unmaps and releases everything (the heap is closing and nothing uses it).
   void close();
@@ -133,7 +135,7 @@ class Backing {
   std::vector<AddressSpace*> spaces_;     // by id
   std::vector<cuda::AccessDesc> access_;  // every device that may use our mappings: the own one first
   std::deque<Stale> stale_;               // oldest first
-  bool refused_by_limit_ = false;
+  bool refused_by_limit_ = false, refused_by_pool_ = false;
   int64_t full_at_ = INT64_MAX;  // granules held when the driver last had no more
 };
 

@@ -12,7 +12,8 @@ namespace pyalloc {
 namespace {
 
 constexpr size_t kGranule = 2 * kMiB;
-constexpr uint64_t kAddressesPerByte = 16;     // addresses of the coarse space per byte of device memory
+constexpr uint64_t kAddressesPerByte = 16;     // addresses of the general pool's coarse space per byte of device memory
+constexpr uint64_t kPoolAddressesPerByte = 4;  // and of each other pool's
 constexpr uint64_t kLaneAddressesPerByte = 2;  // and of each lane's
 constexpr uint64_t kFewestAddresses = 16 * kGiB;
 constexpr size_t kLargestRequest = size_t{1} << 50;  // beyond any device; keeps sums from wrapping
@@ -22,6 +23,9 @@ Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
   return result == cuda::kSuccess ? kOk
                                   : driver_failure("cuDeviceGetAttribute", result, "asking what the device can do");
 }
+
+// Blocks of the packed pools all lie in what counts as large segments.
+Kind kind_of(PoolId pool, size_t bytes) { return bytes > kMiB || is_packed(pool) ? kLarge : kSmall; }
 
 Status no_vmm(int ordinal) {
   return fail(PYALLOC_NO_VMM,
@@ -69,8 +73,10 @@ Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr
   }
   size_t granule = granularity == 0 ? kGranule : align_up(kGranule, granularity);
   std::unique_ptr<DeviceHeap> opened(new DeviceHeap(ordinal, options, context, granule, total));
-  status = options.caching ? opened->open_coarse() : kOk;
+  Pool* general = nullptr;
+  status = options.caching ? opened->open_pool(kGeneralPool, general) : kOk;
   if (status != kOk) return status;
+  if (options.caching && !options.guard && options.lora_reserve > 0) opened->open_reserve(options.lora_reserve);
   heap = std::move(opened);
   return kOk;
 }
@@ -83,19 +89,35 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context co
       oracle_(driver().oracle_alloc != nullptr && driver().oracle_free != nullptr && driver().oracle_record != nullptr),
       guard_(options.guard),
       caching_(options.caching),
+      lora_overflow_(options.lora_overflow),
       check_(options.check),
       backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_),
-      coarse_(*this, nullptr, 0, granule_bytes, mapped_[kLarge]),
       fraction_(options.memory_fraction) {
+  std::copy(options.pool_limits.begin(), options.pool_limits.end(), pool_limits_);
   backing_.policy() = {options.slack, options.cross_stream_wait, options.limit, options.memory_fraction, total,
                        !options.guard};
 }
 
-Status DeviceHeap::open_coarse() {
-  Status status = coarse_.create(std::max(kFewestAddresses, kAddressesPerByte * total_bytes()), total_bytes());
-  if (status != kOk) return status;
-  backing_.add_space(coarse_.memory());
-  add_to_address_map(coarse_);
+// Finds the pool, or makes it.
+Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
+  PYALLOC_ASSERT(id < kMostPools);
+  if ((opened = open_pool(id)) != nullptr) return kOk;
+  Lock making(lanes_mutex_);
+  Lock lock(mutex_);
+  if ((opened = open_pool(id)) != nullptr) return kOk;
+  ContextScope scope(context_);
+  Pool& pool = pools_.emplace_back(*this, id, backing_.next_space(), granule_bytes_, mapped_[kLarge]);
+  uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte : kPoolAddressesPerByte;
+  Status status = pool.coarse.create(std::max(kFewestAddresses, per_byte * total_bytes()), total_bytes());
+  if (status != kOk) {
+    pools_.pop_back();
+    return status;
+  }
+  set_limit(pool, pool_limits_[id]);
+  backing_.add_space(pool.coarse.memory());
+  add_to_address_map(pool.coarse);
+  opened = &pool;
+  pools_by_id_[id].store(opened, std::memory_order_release);
   return kOk;
 }
 
@@ -120,34 +142,36 @@ void DeviceHeap::abandon() { clocks_.abandon(); }
 
 // --- lanes ---
 
-Lane* DeviceHeap::lane_of(cuda::Stream stream, bool owned) {
+Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned) {
   owned = owned || reinterpret_cast<uintptr_t>(stream) <= 2;
-  std::atomic<Lane*>& seen =
-      seen_lanes_[(reinterpret_cast<uintptr_t>(stream) >> 4) * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
-  if (Lane* lane = seen.load(std::memory_order_acquire); owned && lane != nullptr && lane->stream() == stream)
+  uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool.id;
+  std::atomic<Lane*>& seen = seen_lanes_[key * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
+  if (Lane* lane = seen.load(std::memory_order_acquire);
+      owned && lane != nullptr && lane->stream() == stream && &lane->pool() == &pool)
     return lane;
   Lock making(lanes_mutex_);
   StreamIndex index = 0;
   {
     Lock lock(mutex_);
     index = clocks_.index_of(stream, owned);
-    if (index != 0 && lanes_by_stream_.size() <= index) lanes_by_stream_.resize(index + size_t{1});
   }
   if (index == 0) {
     fail(PYALLOC_INVALID_ARGUMENT, "more than 65,535 streams on device %d; reuse streams instead of creating new ones",
          device_);
     return nullptr;
   }
-  if (lanes_by_stream_[index] == nullptr)
-    lanes_by_stream_[index] = &lanes_.emplace_back(*this, block_counters_, stream, index, owned);
-  if (owned) seen.store(lanes_by_stream_[index], std::memory_order_release);
-  return lanes_by_stream_[index];
+  if (pool.lanes_by_stream.size() <= index) pool.lanes_by_stream.resize(index + size_t{1});
+  Lane*& lane = pool.lanes_by_stream[index];
+  if (lane == nullptr) lane = &lanes_.emplace_back(*this, pool, block_counters_, stream, index, owned);
+  if (owned) seen.store(lane, std::memory_order_release);
+  return lane;
 }
 
 Status DeviceHeap::make_space(Lane& lane) {
   Lock lock(mutex_);
   ContextScope scope(context_);
-  auto space = std::make_unique<Space>(*this, &lane, backing_.next_space(), granule_bytes_, mapped_[kSmall]);
+  auto space = std::make_unique<Space>(*this, lane.pool(), &lane, backing_.next_space(), granule_bytes_,
+                                       mapped_[kSmall], lane.pool().mapped);
   Status status =
       space->create(std::max(kFewestAddresses, kLaneAddressesPerByte * total_bytes()), kFewestAddresses / 4);
   if (status != kOk) return status;
@@ -160,8 +184,8 @@ Status DeviceHeap::make_space(Lane& lane) {
 
 // --- allocation ---
 
-uint64_t DeviceHeap::block_address(const Range& range) const {
-  uint64_t address = coarse_.address(range);
+uint64_t DeviceHeap::block_address(const Space& space, const Range& range) const {
+  uint64_t address = space.address(range);
   // A guarded block ends where its last granule ends, so that the first byte beyond it faults.
   return guard_ ? address + committed_bytes(range) - align_up(range.requested, kUnit) : address;
 }
@@ -174,25 +198,37 @@ size_t DeviceHeap::committed_bytes(const Range& range) const {
   return size_t{range.length} * kUnit - (guard_ ? granule_bytes_ : 0);
 }
 
-Status DeviceHeap::allocate(cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
+Status DeviceHeap::allocate(PoolId id, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
   if (bytes > kLargestRequest) {
-    refused_by_limit_.store(false, std::memory_order_relaxed);
+    refused_by(kNoPool, false);
     return fail(PYALLOC_OUT_OF_MEMORY, "no device has that much memory");
   }
   if (!caching_) return allocate_direct(stream, bytes, pointer);
-  Lane* lane = lane_of(stream, owned);
+  Pool* pool = nullptr;
+  Status status = open_pool(id, pool);
+  if (status != kOk) return status;
+  Lane* lane = lane_of(*pool, stream, owned);
   if (lane == nullptr) return PYALLOC_INVALID_ARGUMENT;
-  return bytes <= kLargestFine && !guard_ ? lane->allocate(bytes, pointer) : allocate_coarse(*lane, bytes, pointer);
+  if (id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) {
+    status = allocate_coarse(*lane, bytes, pointer);
+    if (status != PYALLOC_OUT_OF_MEMORY || !lora_overflow_) return status;
+    status = allocate(kGeneralPool, stream, owned, bytes, pointer);
+    if (status == kOk) count(counters_.lora_overflows);
+    return status;
+  }
+  bool fine = bytes <= kLargestFine && !guard_ && !is_packed(id);
+  return fine ? lane->allocate(bytes, pointer) : allocate_coarse(*lane, bytes, pointer);
 }
 
 Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
   poll_pending();
+  Pool& pool = lane.pool();
   size_t rounded = align_up(bytes, kUnit);
   size_t wanted = guard_ ? align_up(rounded, granule_bytes_) + granule_bytes_ : rounded;
   auto alignment = static_cast<uint32_t>(guard_ ? granule_bytes_ / kUnit : 1);
-  Kind kind = rounded > kMiB ? kLarge : kSmall;
-  if (wanted > coarse_.memory().bytes()) {
-    refused_by_limit_.store(false, std::memory_order_relaxed);
+  Kind kind = kind_of(pool.id, rounded);
+  if (wanted > pool.coarse.memory().bytes()) {
+    refused_by(kNoPool, false);
     return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
   }
   Usage usage{1, static_cast<int64_t>(rounded), static_cast<int64_t>(bytes)};
@@ -200,12 +236,15 @@ Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
   {
     Lock lock(mutex_);
     NodeId id = kNoNode;
-    Status status =
-        place(coarse_, static_cast<uint32_t>(wanted / kUnit), alignment, lane.index(), RangeState::kLive, bytes, id);
+    auto units = static_cast<uint32_t>(wanted / kUnit);
+    bool reserve = pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0;
+    Status status = reserve ? place_mapped(pool.coarse, units, lane.index(), bytes, id)
+                            : place(pool.coarse, units, alignment, lane.index(), RangeState::kLive, bytes, id);
     observe();
     if (status != kOk) return status;
-    uint64_t address = block_address(coarse_.extents().range(id));
-    coarse_.set_start(address, id);
+    uint64_t address = block_address(pool.coarse, pool.coarse.extents().range(id));
+    pool.coarse.set_start(address, id);
+    pool.live_coarse += usage;
     counted = block_counters_.extents().counters.hand_out(kind, usage);
     *pointer = reinterpret_cast<void*>(address);
     note_alloc(address, rounded, lane.stream());
@@ -223,10 +262,10 @@ Status DeviceHeap::allocate_direct(cuda::Stream stream, size_t bytes, void** poi
     Lock lock(mutex_);
     ContextScope scope(context_);
     if (direct_bytes_ + bytes > backing_.limit_bytes()) {
-      refused_by_limit_.store(true, std::memory_order_relaxed);
+      refused_by(kNoPool, true);
       return fail(PYALLOC_OUT_OF_MEMORY, "the limit set for pyalloc is reached");
     }
-    refused_by_limit_.store(false, std::memory_order_relaxed);
+    refused_by(kNoPool, false);
     cuda::DevicePtr address = 0;
     cuda::Result result = driver().plain_alloc(&address, bytes);
     if (result != cuda::kSuccess) return driver_failure("cuMemAlloc", result, "allocating without a cache");
@@ -253,32 +292,33 @@ Status DeviceHeap::bad_free(uint64_t address) {
 }
 
 Status DeviceHeap::deallocate(Space& space, uint64_t address, pyalloc_freed* freed) {
-  return space.lane() != nullptr ? space.lane()->deallocate(address, freed) : deallocate_coarse(address, freed);
+  return space.lane() != nullptr ? space.lane()->deallocate(address, freed) : deallocate_coarse(space, address, freed);
 }
 
-NodeId DeviceHeap::live_coarse_at(uint64_t address) const {
-  NodeId id = coarse_.start_in_cell(address);
+NodeId DeviceHeap::live_coarse_at(const Space& space, uint64_t address) const {
+  NodeId id = space.start_in_cell(address);
   if (id == kNoNode) return kNoNode;
-  const Range& range = coarse_.extents().range(id);
-  return range.state == RangeState::kLive && block_address(range) == address ? id : kNoNode;
+  const Range& range = space.extents().range(id);
+  return range.state == RangeState::kLive && block_address(space, range) == address ? id : kNoNode;
 }
 
-Status DeviceHeap::deallocate_coarse(uint64_t address, pyalloc_freed* freed) {
+Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_freed* freed) {
   Lock lock(mutex_);
-  NodeId id = live_coarse_at(address);
+  NodeId id = live_coarse_at(space, address);
   if (id == kNoNode) return bad_free(address);
-  Range& range = coarse_.extents().range(id);
+  Range& range = space.extents().range(id);
   cuda::Stream stream = clocks_.stream(range.owner);
   size_t bytes = block_bytes(range);
-  Kind kind = bytes > kMiB ? kLarge : kSmall;
+  Kind kind = kind_of(space.pool().id, bytes);
   Usage usage{1, static_cast<int64_t>(bytes), static_cast<int64_t>(range.requested)};
   if (freed != nullptr) *freed = {device_, stream, range.requested, bytes};
+  space.pool().live_coarse -= usage;
   if (range.recorded) {
     range.state = RangeState::kPending;
     range.recorded = false;
     block_counters_.extents().counters.take_back_pending(kind, usage);
     block_counters_.pending_started(kind, usage);
-    PendingFree pending{nullptr, id, nullptr, 0, kind, usage.bytes, {}};
+    PendingFree pending{&space.pool(), nullptr, id, nullptr, 0, kind, usage.bytes, {}};
     stamp_recorded(pending, address, stream);
     pending_.push_back(std::move(pending));
     pending_count_.fetch_add(1, std::memory_order_relaxed);
@@ -286,8 +326,8 @@ Status DeviceHeap::deallocate_coarse(uint64_t address, pyalloc_freed* freed) {
   }
   block_counters_.extents().counters.take_back(kind, usage);
   note_free(address, bytes, stream);
-  coarse_.set_start(address, kNoNode);
-  release_coarse(id);
+  space.set_start(address, kNoNode);
+  release_coarse(space, id);
   if (guard_) {
     ContextScope scope(context_);
     backing_.poll_streams();
@@ -345,8 +385,10 @@ void DeviceHeap::self_check() {
   const Granules& granules = backing_.granules();
   if (mapped_[kSmall].slots + mapped_[kLarge].slots + granules.on_shelf() != granules.held()) {
     reason = "mapped and shelved granules are not all that are held";
-  } else if (check_ == Check::kCheap || coarse_.validate(reason)) {
-    return;
+  } else {
+    bool good = true;
+    for (const Pool& pool : pools_) good = good && (check_ == Check::kCheap || pool.coarse.validate(reason));
+    if (good) return;
   }
   log_line("check:%s found a broken heap on device %d: %s", check_ == Check::kFull ? "full" : "cheap", device_,
            reason.c_str());

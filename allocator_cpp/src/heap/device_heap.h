@@ -1,5 +1,5 @@
-// One device's heap: a lane for each stream (blocks up to 1 MiB), one coarse space for the larger blocks of all
-// streams, the streams' clocks and the memory behind it all.
+// One device's heap: its pools (each with a lane for every stream, for blocks up to 1 MiB, and one coarse space for the
+// larger blocks of all streams), the streams' clocks and the memory behind it all.
 //
 // allocate() tries once and never waits on the host: the ladder (reclaim/ladder.h) is what climbs further. A large
 // block goes to
@@ -26,6 +26,7 @@
 #include "facts/counters.h"
 #include "heap/backing.h"
 #include "heap/lane.h"
+#include "heap/pool.h"
 #include "heap/space.h"
 #include "stream/stream_clocks.h"
 
@@ -39,7 +40,10 @@ struct HeapOptions {
   double memory_fraction = 1.0;
   bool cross_stream_wait = true;
   bool guard = false;
-  bool caching = true;  // off: PYTORCH_NO_CUDA_MEMORY_CACHING
+  uint64_t lora_reserve = 0;
+  std::vector<uint64_t> pool_limits;  // by PoolId
+  bool lora_overflow = true;          // what does not fit the reserve goes to the general pool
+  bool caching = true;                // off: PYTORCH_NO_CUDA_MEMORY_CACHING
   Check check = Check::kCheap;
 };
 
@@ -56,7 +60,7 @@ class DeviceHeap {
   Counters& counters() { return counters_; }
 
   // One try. PYALLOC_OUT_OF_MEMORY when this heap cannot serve it now without waiting on the host.
-  Status allocate(cuda::Stream stream, bool owned, size_t bytes, void** pointer);
+  Status allocate(PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed);
   Status record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned);
   Status find_block(Space& space, uint64_t address, pyalloc_block_info& info);
@@ -76,6 +80,18 @@ class DeviceHeap {
   void age_high_water() { block_counters_.decay_high_water(); }
   bool has_chores();
 
+  // Zeros for a pool that was never used here.
+  void get_pool_stats(PoolId id, pyalloc_pool_stats& stats);
+  void reset_pool_peak(PoolId id);
+  // 0: none. Below what the pool has mapped already it is refused, naming both.
+  Status set_pool_limit(PoolId id, uint64_t bytes);
+
+  // Why a block of the lora pool is refused where it may not overflow.
+  static constexpr const char* kReserveFull = "the reserve for LoRA adapters has no room for it";
+  // Maps `bytes` more for the lora pool, ahead of a load; 0: no more than the reserve. All or nothing; one try.
+  Status prepare_lora(uint64_t bytes);
+  void end_lora_prepare();
+
   Status set_fraction(double fraction);
   double fraction() const { return fraction_.load(std::memory_order_relaxed); }
   void set_limit(uint64_t bytes);
@@ -86,6 +102,8 @@ class DeviceHeap {
   void reset_accumulated_stats();
   uint64_t largest_free();
   bool refused_by_limit() const { return refused_by_limit_.load(std::memory_order_relaxed); }
+  // The pool whose limit it was, or kNoPool.
+  PoolId refused_by_pool() const { return refused_by_pool_.load(std::memory_order_relaxed); }
   uint64_t limit_bytes();
   uint64_t driver_free_bytes();
   bool validate(std::string& reason);
@@ -99,6 +117,7 @@ class DeviceHeap {
 
   // A freed block that waits for other streams: a slot or an extent of a lane, or an extent of the coarse space.
   struct PendingFree {
+    Pool* pool = nullptr;
     Lane* lane = nullptr;  // null: coarse
     NodeId range = kNoNode;
     Slab* slab = nullptr;
@@ -129,18 +148,34 @@ class DeviceHeap {
     Backing::Cost cost;
     int64_t score() const { return range == kNoNode ? INT64_MAX : cost.score(); }
   };
+  // Memory of a pool that stays mapped although no block may use it: every slot of it is touched once more.
+  struct Reserve {
+    uint64_t offset = 0, bytes = 0;
+  };
   struct Direct {
     size_t requested, bytes;
     cuda::Stream stream;
   };
   DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context context, size_t granule_bytes, uint64_t total);
-  Status open_coarse();
+  void open_reserve(uint64_t bytes);
+  void keep(Pool& pool, Reserve& which, Reserve now);
+  void end_prepared();
+  static constexpr uint64_t kNowhere = UINT64_MAX;
+  uint64_t find_clean(const Space& space, uint64_t from, uint64_t bytes) const;
+  Status place_mapped(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed);
+  void refused_by(PoolId pool, bool by_limit) {
+    refused_by_limit_.store(by_limit, std::memory_order_relaxed);
+    refused_by_pool_.store(pool, std::memory_order_relaxed);
+  }
+  Status open_pool(PoolId id, Pool*& opened);
+  void set_limit(Pool& pool, uint64_t bytes) const;
+  Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
-  Lane* lane_of(cuda::Stream stream, bool owned);  // null: too many streams
+  Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned);  // null: too many streams
   Status allocate_coarse(Lane& lane, size_t bytes, void** pointer);
   Status allocate_direct(cuda::Stream stream, size_t bytes, void** pointer);
-  Status deallocate_coarse(uint64_t address, pyalloc_freed* freed);
-  NodeId live_coarse_at(uint64_t address) const;
+  Status deallocate_coarse(Space& space, uint64_t address, pyalloc_freed* freed);
+  NodeId live_coarse_at(const Space& space, uint64_t address) const;
 
   // placement.cpp; with the heap's lock held
   Status place(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, RangeState state,
@@ -151,9 +186,9 @@ class DeviceHeap {
   Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state,
              uint64_t requested, NodeId& placed);
   bool clean_finished(Space& space);
-  void release_coarse(NodeId id);
+  void release_coarse(Space& space, NodeId id);
 
-  uint64_t block_address(const Range& range) const;  // of a coarse block
+  uint64_t block_address(const Space& space, const Range& range) const;  // of a coarse block
   size_t block_bytes(const Range& range) const;
   size_t committed_bytes(const Range& range) const;
   void stamp_recorded(PendingFree& pending, uint64_t address, cuda::Stream home);
@@ -162,13 +197,14 @@ class DeviceHeap {
   void each_space(
       Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
   size_t metadata_bytes(const Space& space) const;
+  uint64_t largest_free_in(const Space& space) const;
   bool validate_locked(std::string& reason);
   void self_check();
 
   const int device_;
   const cuda::Context context_;
   const size_t granule_bytes_;
-  const bool oracle_, guard_, caching_;
+  const bool oracle_, guard_, caching_, lora_overflow_;
   const Check check_;
 
   RankedMutex mutex_{Rank::kHeap};
@@ -177,10 +213,12 @@ class DeviceHeap {
   StreamClocks clocks_{counters_};
   Backing backing_;
   MappedTotals mapped_[kKinds];
-  Space coarse_;
+  std::deque<Pool> pools_;
+  std::atomic<Pool*> pools_by_id_[kMostPools] = {};  // of pools_
+  uint64_t pool_limits_[kMostPools] = {};            // also of pools not yet opened
+  Reserve lora_reserve_, lora_prepared_;             // of the lora pool
   std::deque<Lane> lanes_;
-  std::vector<Lane*> lanes_by_stream_;
-  // By a hash of the stream, the lane seen there last: the hot path takes no lock to find one. Only of streams that
+  // By a hash of the pool and the stream, the lane seen there last: the hot path takes no lock to find one. Only of streams that
   // keep their identity.
   static constexpr int kSeenLanesBits = 8;
   std::atomic<Lane*> seen_lanes_[1 << kSeenLanesBits] = {};
@@ -196,14 +234,15 @@ class DeviceHeap {
   // Index kKinds is both kinds together. The last two are looked at when somebody reads them.
   History segments_[kKinds + 1], reserved_[kKinds + 1], free_ranges_[kKinds + 1], inactive_bytes_[kKinds + 1];
   std::atomic<double> fraction_;
-  std::atomic<bool> refused_by_limit_{false};
+  std::atomic<bool> refused_by_limit_{false};  // why the last failed try failed
+  std::atomic<PoolId> refused_by_pool_{kNoPool};
 };
 
 template <class Visit>
 void DeviceHeap::each_space(Visit&& visit) {
   for (Lane& lane : lanes_)
     if (lane.space() != nullptr) visit(*lane.space());
-  if (caching_) visit(coarse_);
+  for (Pool& pool : pools_) visit(pool.coarse);
 }
 
 template <class Visit>

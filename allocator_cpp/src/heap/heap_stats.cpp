@@ -94,7 +94,8 @@ size_t DeviceHeap::metadata_bytes(const Space& space) const {
   const AddressSpace& memory = space.memory();
   uint64_t cells = uint64_t{memory.highest_used()} * granule_bytes_ / space.cell_bytes();
   size_t lane = space.lane() != nullptr ? space.lane()->metadata_bytes() : 0;
-  return lane + space.extents().metadata_bytes() + memory.highest_used() * sizeof(Slot) + cells * sizeof(uint32_t);
+  return lane + space.starts_bytes() + space.extents().metadata_bytes() + memory.highest_used() * sizeof(Slot) +
+         cells * sizeof(uint32_t);
 }
 
 void DeviceHeap::reset_peak_stats() {
@@ -121,24 +122,28 @@ void DeviceHeap::reset_accumulated_stats() {
   }
 }
 
+uint64_t DeviceHeap::largest_free_in(const Space& space) const {
+  uint64_t largest = 0;
+  const AddressSpace& memory = space.memory();
+  for (NodeId id = space.extents().first(); id != kNoNode; id = space.extents().range(id).next) {
+    const Range& range = space.extents().range(id);
+    if (range.state != RangeState::kFree) continue;
+    uint64_t start = uint64_t{range.start} * kUnit, run = 0;
+    // Only mapped parts of the range count; beyond the highest slot ever used nothing is mapped.
+    uint64_t end = std::min(start + uint64_t{range.length} * kUnit, uint64_t{memory.highest_used()} * granule_bytes_);
+    for (uint64_t at = start; at < end;) {
+      uint64_t next = std::min(end, (at / granule_bytes_ + 1) * granule_bytes_);
+      run = memory.slot(static_cast<uint32_t>(at / granule_bytes_)).handle != 0 ? run + next - at : 0;
+      largest = std::max(largest, run);
+      at = next;
+    }
+  }
+  return largest;
+}
+
 uint64_t DeviceHeap::largest_free() {
   uint64_t largest = 0;
-  with_everything_locked([&](const Space& space) {
-    const AddressSpace& memory = space.memory();
-    for (NodeId id = space.extents().first(); id != kNoNode; id = space.extents().range(id).next) {
-      const Range& range = space.extents().range(id);
-      if (range.state != RangeState::kFree) continue;
-      uint64_t start = uint64_t{range.start} * kUnit, run = 0;
-      // Only mapped parts of the range count; beyond the highest slot ever used nothing is mapped.
-      uint64_t end = std::min(start + uint64_t{range.length} * kUnit, uint64_t{memory.highest_used()} * granule_bytes_);
-      for (uint64_t at = start; at < end;) {
-        uint64_t next = std::min(end, (at / granule_bytes_ + 1) * granule_bytes_);
-        run = memory.slot(static_cast<uint32_t>(at / granule_bytes_)).handle != 0 ? run + next - at : 0;
-        largest = std::max(largest, run);
-        at = next;
-      }
-    }
-  });
+  with_everything_locked([&](const Space& space) { largest = std::max(largest, largest_free_in(space)); });
   return largest;
 }
 
@@ -160,8 +165,14 @@ bool DeviceHeap::validate_locked(std::string& reason) {
   bool good = true;
   int64_t live = 0, waiting = 0;
   MappedTotals totals[kKinds];
+  std::vector<MappedTotals> of_pools(kMostPools);
   each_space([&](const Space& space) {
     good = good && space.validate(reason);
+    MappedTotals& of_pool = of_pools[space.pool().id];
+    of_pool.slots += space.memory().mapped_slots();
+    of_pool.segments += space.memory().segments();
+    for (uint32_t index = 0; index < space.memory().highest_used(); ++index)
+      of_pool.used += space.memory().slot(index).live > 0;
     totals[space.coarse() ? kLarge : kSmall].slots += space.memory().mapped_slots();
     totals[space.coarse() ? kLarge : kSmall].segments += space.memory().segments();
     for (NodeId id = space.extents().first(); good && id != kNoNode; id = space.extents().range(id).next) {
@@ -190,6 +201,13 @@ bool DeviceHeap::validate_locked(std::string& reason) {
   for (Kind kind : {kSmall, kLarge}) {
     if (totals[kind].slots != mapped_[kind].slots || totals[kind].segments != mapped_[kind].segments)
       return reason = "heap: its sums over spaces are wrong", false;
+  }
+  for (const Pool& pool : pools_) {
+    const MappedTotals& sums = of_pools[pool.id];
+    if (sums.slots != pool.mapped.slots || sums.segments != pool.mapped.segments || sums.used != pool.mapped.used)
+      return reason = "heap: the sums of pool " + std::to_string(pool.id) + " are wrong", false;
+    if (pool.mapped.used > pool.mapped.limit)
+      return reason = "heap: pool " + std::to_string(pool.id) + " uses more than its limit", false;
   }
   int64_t counted = block_counters_.live_bytes_locked();
   // A block is counted after it is placed; only the first of a new peak is so without a lock in between.

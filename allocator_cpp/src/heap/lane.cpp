@@ -5,8 +5,9 @@
 
 namespace pyalloc {
 
-Lane::Lane(DeviceHeap& heap, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned)
+Lane::Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned)
     : heap_(heap),
+      pool_(pool),
       block_counters_(counters),
       stream_(stream),
       index_(index),
@@ -111,7 +112,7 @@ Status Lane::deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed)
     Slab::set(slab.pending_bits, index);
     counters_.counters.take_back_pending(kSmall, usage);
     block_counters_.pending_started(kSmall, usage);
-    heap_.free_later({this, kNoNode, &slab, index, kSmall, usage.bytes, {}}, address, stream_);
+    heap_.free_later({&pool_, this, kNoNode, &slab, index, kSmall, usage.bytes, {}}, address, stream_);
     return kOk;
   }
   counters_.counters.take_back(kSmall, usage);

@@ -21,10 +21,11 @@
 namespace pyalloc {
 
 class DeviceHeap;
+struct Pool;
 
 class Lane {
  public:
-  Lane(DeviceHeap& heap, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned);
+  Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned);
 
   Status allocate(size_t bytes, void** pointer);  // bytes: 1 .. kLargestFine
   Status deallocate(uint64_t address, pyalloc_freed* freed);
@@ -36,7 +37,10 @@ class Lane {
   void release_empty_slabs();
 
   RankedMutex& mutex() { return mutex_; }
+  Pool& pool() const { return pool_; }
   StreamIndex index() const { return index_; }
+  // What is live in it; with the lane's lock held.
+  Usage live(Kind kind) const { return counters_.counters.handed_out[kind] - counters_.counters.taken_back[kind]; }
   cuda::Stream stream() const { return stream_; }
   // Null before the first block. Changes once, under the lane's and the heap's lock.
   Space* space() const { return space_.get(); }
@@ -70,6 +74,7 @@ class Lane {
   bool all_slots_live(uint32_t start, uint32_t units, uint32_t least) const;
 
   DeviceHeap& heap_;
+  Pool& pool_;
   BlockCounters& block_counters_;
   const cuda::Stream stream_;
   const StreamIndex index_;

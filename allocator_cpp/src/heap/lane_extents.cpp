@@ -98,7 +98,7 @@ Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
     range.recorded = false;
     counters_.counters.take_back_pending(kSmall, usage);
     block_counters_.pending_started(kSmall, usage);
-    heap_.free_later({this, id, nullptr, 0, kSmall, usage.bytes, {}}, address, stream_);
+    heap_.free_later({&pool_, this, id, nullptr, 0, kSmall, usage.bytes, {}}, address, stream_);
     return kOk;
   }
   counters_.counters.take_back(kSmall, usage);

@@ -17,7 +17,7 @@ Status DeviceHeap::find_block(Space& space, uint64_t address, pyalloc_block_info
     NodeId id = space.covering(address);
     if (id == kNoNode || space.extents().range(id).state != RangeState::kLive) return unknown();
     const Range& range = space.extents().range(id);
-    info.block = reinterpret_cast<void*>(block_address(range));
+    info.block = reinterpret_cast<void*>(block_address(space, range));
     info.stream = clocks_.stream(range.owner);
     info.requested = range.requested;
     info.allocated = block_bytes(range);
@@ -33,7 +33,7 @@ Status DeviceHeap::find_block(Space& space, uint64_t address, pyalloc_block_info
 }
 
 Status DeviceHeap::record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned) {
-  Lane* user = lane_of(stream, owned);
+  Lane* user = lane_of(space.pool(), stream, owned);
   if (user == nullptr) return PYALLOC_INVALID_ARGUMENT;
   auto unknown = [&] {
     return fail(PYALLOC_UNKNOWN_POINTER, "record_stream: 0x%llx is not the start of a live pyalloc block on device %d",
@@ -43,7 +43,7 @@ Status DeviceHeap::record_stream(Space& space, uint64_t address, cuda::Stream st
   if (space.lane() != nullptr && !space.lane()->mark_recorded(address)) return unknown();
   Lock lock(mutex_);
   if (space.lane() == nullptr) {
-    NodeId id = live_coarse_at(address);
+    NodeId id = live_coarse_at(space, address);
     if (id == kNoNode) return unknown();
     if (space.extents().range(id).owner == user->index()) return kOk;
     space.extents().range(id).recorded = true;
@@ -103,9 +103,10 @@ bool DeviceHeap::poll_pending() {
         in_lanes.push_back(std::move(one));  // their lane's lock comes before the heap's
       } else {
         any = true;
-        coarse_.set_start(block_address(coarse_.extents().range(one.range)), kNoNode);
+        Space& coarse = one.pool->coarse;
+        coarse.set_start(block_address(coarse, coarse.extents().range(one.range)), kNoNode);
         block_counters_.pending_ended(one.kind, {1, one.bytes, 0});
-        release_coarse(one.range);
+        release_coarse(coarse, one.range);
       }
     }
     pending_.swap(left);

@@ -78,7 +78,7 @@ Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, Strea
     NodeId freed = space.extents().give(placed, owner, stamp);
     if (into_fresh_end) space.extents().move_border(freed, border);
     placed = kNoNode;
-    refused_by_limit_.store(backing_.refused_by_limit(), std::memory_order_relaxed);
+    refused_by(backing_.refused_by_pool() ? space.pool().id : kNoPool, backing_.refused_by_limit());
   }
   return status;
 }
@@ -153,6 +153,7 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
       backing_.split_freely = false;
     }
     if (choice.range == kNoNode) {
+      refused_by(kNoPool, false);
       return fail(PYALLOC_OUT_OF_MEMORY, "the pool's %llu GiB of addresses are used up",
                   static_cast<unsigned long long>(space.memory().bytes() / kGiB));
     }
@@ -167,8 +168,8 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
 }
 
 // The block is gone and every other stream that used it is finished.
-void DeviceHeap::release_coarse(NodeId id) {
-  const Range& range = coarse_.extents().range(id);
+void DeviceHeap::release_coarse(Space& space, NodeId id) {
+  const Range& range = space.extents().range(id);
   StreamIndex user = range.owner;
   uint64_t position = 0;
   {
@@ -176,8 +177,8 @@ void DeviceHeap::release_coarse(NodeId id) {
     ContextScope scope(context_, !clocks_.owned(user));
     position = clocks_.free_position(user);
   }
-  backing_.uncommit(coarse_.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), user, position);
-  coarse_.extents().give(id, user, position);
+  backing_.uncommit(space.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), user, position);
+  space.extents().give(id, user, position);
 }
 
 // --- for lanes: their spaces belong to one stream, so ranges there are clean and only granules matter ---

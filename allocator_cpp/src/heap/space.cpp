@@ -11,7 +11,8 @@ Status Space::create(uint64_t bytes, uint64_t least) {
   if (status != kOk) return status;
   extents_ = std::make_unique<Extents>(static_cast<uint32_t>(memory_.bytes() / kUnit));
   size_t cells = memory_.bytes() / cell_bytes();
-  if (!cells_.create(cells) || (!coarse_ && !slabs_.create(memory_.bytes() / slab_bytes(0)))) {
+  if (!packed_ && !cells_.create(cells)) cells = 0;
+  if (cells == 0 || (!coarse_ && !slabs_.create(memory_.bytes() / slab_bytes(0)))) {
     memory_.free_reservation();
     return fail(PYALLOC_OUT_OF_MEMORY, "the host has no address space left for the books of a pool");
   }
@@ -44,6 +45,12 @@ void Space::remove_slab(Slab& slab) {
 }
 
 NodeId Space::covering(uint64_t address) const {
+  if (packed_) {
+    auto after = starts_.upper_bound(address);
+    if (after == starts_.begin()) return kNoNode;
+    const Range& range = extents_->range(std::prev(after)->second);
+    return address < this->address(range) + uint64_t{range.length} * kUnit ? std::prev(after)->second : kNoNode;
+  }
   for (uint64_t cell = offset(address) / cell_bytes() + 1; cell-- > 0;) {
     NodeId id = cells_[cell];
     if (id == kNoNode) continue;
@@ -59,7 +66,7 @@ bool Space::validate(std::string& reason) const {
   if (!extents_->validate(reason)) return false;
   std::string where = coarse_ ? "coarse space: " : "fine space: ";
   size_t granule = memory_.granule_bytes();
-  uint64_t touched_slots = 0, live_slots = 0;
+  uint64_t touched_slots = kept_slots, live_slots = 0;
   for (NodeId id = extents_->first(); id != kNoNode; id = extents_->range(id).next) {
     const Range& range = extents_->range(id);
     if (range.state == RangeState::kFree) continue;

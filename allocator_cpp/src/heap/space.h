@@ -1,12 +1,13 @@
 // One address space of a pool with its books: which slots are mapped (AddressSpace), which ranges are live (Extents),
 // and, by address, which block starts where. Each lane has a fine one for its blocks up to 1 MiB; larger blocks of all
-// streams share the coarse one.
+// streams share the coarse one. In a packed pool the coarse one holds blocks of every size, end to end.
 //
 // Cells: a block is larger than a cell (16 KiB fine, 1 MiB coarse), so at most one block starts in a cell and one array
 // look-up finds it. Slabs cover whole cells. Ranges and cells change under the lane's lock (fine) or the heap's
 // (coarse); `slab_at` may be read without it by whoever owns a live block there, since a slab with a live block stays.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -20,22 +21,33 @@ namespace pyalloc {
 
 class DeviceHeap;
 class Lane;
+struct Pool;
 
 class Space {
  public:
   // `lane`: whose blocks up to 1 MiB live here; null for the coarse space, which all streams share.
-  Space(DeviceHeap& heap, Lane* lane, uint16_t id, size_t granule_bytes, MappedTotals& totals)
-      : heap_(heap), lane_(lane), coarse_(lane == nullptr), memory_(id, granule_bytes, totals) {}
+  Space(DeviceHeap& heap, Pool& pool, Lane* lane, uint16_t id, size_t granule_bytes, MappedTotals& of_kind,
+        MappedTotals& of_pool, bool packed = false)
+      : heap_(heap),
+        pool_(pool),
+        lane_(lane),
+        coarse_(lane == nullptr),
+        packed_(packed),
+        memory_(id, granule_bytes, of_kind, of_pool) {}
 
   Status create(uint64_t bytes, uint64_t least);
 
   DeviceHeap& heap() const { return heap_; }
+  Pool& pool() const { return pool_; }
   Lane* lane() const { return lane_; }
   bool coarse() const { return coarse_; }
   AddressSpace& memory() { return memory_; }
   const AddressSpace& memory() const { return memory_; }
   Extents& extents() { return *extents_; }
   const Extents& extents() const { return *extents_; }
+
+  // Slots touched once more than blocks do, so that they stay mapped (reserve.cpp).
+  uint64_t kept_slots = 0;
 
   static constexpr size_t kFineCell = kLargestSmall, kCoarseCell = 1 * kMiB;
   size_t cell_bytes() const { return coarse_ ? kCoarseCell : kFineCell; }
@@ -53,14 +65,27 @@ class Space {
   // A slab over range `id`, with all slots free, and its end.
   Slab& add_slab(NodeId id, int size_class);
   void remove_slab(Slab& slab);
+  size_t starts_bytes() const { return starts_.size() * 64; }
   size_t slab_records() const { return slab_count_; }
 
   // The live or pending extent whose block starts in the cell of `address`.
   NodeId start_in_cell(uint64_t address) const {
+    if (packed_) {
+      auto found = starts_.find(address);
+      return found != starts_.end() ? found->second : kNoNode;
+    }
     uint32_t cell = cells_[offset(address) / cell_bytes()];
     return (cell & kSlabCell) == 0 ? cell : kNoNode;
   }
   void set_start(uint64_t address, NodeId id) {
+    if (packed_) {
+      if (id != kNoNode) {
+        starts_[address] = id;
+      } else {
+        starts_.erase(address);
+      }
+      return;
+    }
     __atomic_store_n(&cells_[offset(address) / cell_bytes()], id, __ATOMIC_RELEASE);
   }
   // The live extent that contains `address`, or none.
@@ -70,8 +95,9 @@ class Space {
 
  private:
   DeviceHeap& heap_;
+  Pool& pool_;
   Lane* const lane_;
-  const bool coarse_;
+  const bool coarse_, packed_;
   AddressSpace memory_;
   static constexpr uint32_t kSlabCell = uint32_t{1} << 31;
 
@@ -79,8 +105,9 @@ class Space {
 
   std::unique_ptr<Extents> extents_;
   LazyArray<uint32_t>
-      cells_;              // the range that starts in the cell, or kSlabCell + the record of the slab that covers it
-  LazyArray<Slab> slabs_;  // fine only; records are recycled
+      cells_;  // the range that starts in the cell, or kSlabCell + the record of the slab that covers it
+  std::map<uint64_t, NodeId> starts_;  // packed: by address
+  LazyArray<Slab> slabs_;              // fine only; records are recycled
   uint32_t slab_count_ = 0;
   Slab* unused_slabs_ = nullptr;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "heap/pool_names.h"
+
 namespace pyalloc {
 namespace {
 
@@ -74,9 +76,15 @@ void add_segments(const DeviceHeap& heap, const Space& space, std::vector<Segmen
     while (end < memory.highest_used() && memory.slot(end).handle != 0) ++end;
     uint64_t start_address = memory.address(first), end_address = memory.address(end);
     SegmentCopy segment{};
-    segment.view =
-        {heap.device(), space.coarse() ? 1 : 0, "general", pointer(start_address), end_address - start_address, 0, 0, 0,
-         nullptr};
+    segment.view = {heap.device(),
+                    space.coarse() ? 1 : 0,
+                    pool_name(space.pool().id),
+                    pointer(start_address),
+                    end_address - start_address,
+                    0,
+                    0,
+                    0,
+                    nullptr};
     while (block != blocks.end() && reinterpret_cast<uint64_t>(block->address) + block->bytes <= start_address) ++block;
     for (auto one = block; one != blocks.end() && reinterpret_cast<uint64_t>(one->address) < end_address; ++one) {
       pyalloc_block_view part = *one;

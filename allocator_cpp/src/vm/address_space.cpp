@@ -46,10 +46,12 @@ void AddressSpace::set_mapped(uint32_t index, HandleId handle) {
   PYALLOC_ASSERT(!mapped(index) && !slots_[index].stale);
   int change = segment_change(index);
   segments_ += change;
-  totals_.segments += change;
+  for (MappedTotals* totals : {&of_kind_, &of_pool_}) {
+    totals->segments += change;
+    ++totals->slots;
+  }
   slots_[index].handle = handle;
   ++mapped_;
-  ++totals_.slots;
   if (index >= highest_used_) highest_used_ = index + 1;
 }
 
@@ -59,9 +61,11 @@ void AddressSpace::set_unmapped(uint32_t index) {
   one.handle = 0;
   int change = segment_change(index);
   segments_ -= change;
-  totals_.segments -= change;
+  for (MappedTotals* totals : {&of_kind_, &of_pool_}) {
+    totals->segments -= change;
+    --totals->slots;
+  }
   --mapped_;
-  --totals_.slots;
 }
 
 bool AddressSpace::validate(const Granules& granules, std::string& reason) const {

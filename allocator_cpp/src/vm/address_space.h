@@ -21,17 +21,19 @@ struct Slot {
   bool stale;
 };
 
-// Sums over the address spaces of one kind, so that reading them costs nothing.
+// Sums over the address spaces of one kind or one pool, so that reading them costs nothing.
 struct MappedTotals {
   int64_t slots = 0, segments = 0;
+  int64_t used = 0, peak_used = 0;  // slots that live blocks touch; of a pool
+  int64_t limit = INT64_MAX;        // of `used`
 };
 
 class AddressSpace {
  public:
   static constexpr uint64_t kRegion = uint64_t{4} << 30;
 
-  AddressSpace(uint16_t id, size_t granule_bytes, MappedTotals& totals)
-      : id_(id), granule_bytes_(granule_bytes), totals_(totals) {}
+  AddressSpace(uint16_t id, size_t granule_bytes, MappedTotals& of_kind, MappedTotals& of_pool)
+      : id_(id), granule_bytes_(granule_bytes), of_kind_(of_kind), of_pool_(of_pool) {}
   AddressSpace(const AddressSpace&) = delete;
   AddressSpace& operator=(const AddressSpace&) = delete;
 
@@ -59,6 +61,7 @@ class AddressSpace {
   void set_mapped(uint32_t index, HandleId handle);
   void set_unmapped(uint32_t index);
 
+  MappedTotals& pool_totals() { return of_pool_; }
   int64_t mapped_slots() const { return mapped_; }
   int64_t segments() const { return segments_; }
   uint32_t highest_used() const { return highest_used_; }  // slots from here up were never mapped
@@ -71,7 +74,7 @@ class AddressSpace {
 
   const uint16_t id_;
   const size_t granule_bytes_;
-  MappedTotals& totals_;
+  MappedTotals &of_kind_, &of_pool_;
   uint64_t base_ = 0, bytes_ = 0, reserved_at_ = 0, reserved_bytes_ = 0;
   LazyArray<Slot> slots_;
   int64_t mapped_ = 0, segments_ = 0;

@@ -43,6 +43,8 @@ class Chosen:
     enable_ms: float = 0.0
     maintain: int = 0
     validate: int = 0
+    push_pool: int = 0
+    pop_pool: int = 0
 
 
 def choose(allocator: str, options: dict[str, Any]) -> Chosen:
@@ -70,11 +72,17 @@ def _choose_pyalloc(options: dict[str, Any]) -> Chosen:
         dll = ctypes.CDLL(pyalloc.library_path())
     except (PyallocError, TypeError) as error:
         raise BenchError(f"pyalloc cannot be enabled: {error}") from error
-    return Chosen(
-        enable_ms,
-        ctypes.cast(dll.pyalloc_maintain, ctypes.c_void_p).value or 0,
-        ctypes.cast(dll.pyalloc_validate, ctypes.c_void_p).value or 0,
-    )
+    names = ("maintain", "validate", "push_pool", "pop_pool")
+    functions = [ctypes.cast(dll[f"pyalloc_{name}"], ctypes.c_void_p).value or 0 for name in names]
+    return Chosen(enable_ms, *functions)
+
+
+def pyalloc_pools() -> dict[str, dict[str, int]]:
+    """The figures of pyalloc's pools on device 0 (pool_fields.def)."""
+    from pyalloc import _native
+
+    library = _native.library()
+    return {name: library.pool_stats(0, number) for number, name in enumerate(library.pool_names())}
 
 
 def pyalloc_counters() -> dict[str, int]:

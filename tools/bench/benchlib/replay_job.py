@@ -31,6 +31,8 @@ class _Options(ctypes.Structure):
         ("split_row", ctypes.c_uint64),
         ("sample_rows", ctypes.c_uint64),
         ("samples", ctypes.c_void_p),
+        ("push_pool", ctypes.c_void_p),
+        ("pop_pool", ctypes.c_void_p),
         ("costs_us", ctypes.c_void_p),
     )
 
@@ -82,6 +84,8 @@ def run(allocator: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[s
     given.validate_rows = options.get("validate_rows", 0)
     given.validate = chosen.validate if given.validate_rows else None
     given.split_row = options.get("split_row", given.row_count)
+    if options.get("purpose_pools"):
+        given.push_pool, given.pop_pool = chosen.push_pool, chosen.pop_pool
     points = options.get("samples", 0)
     given.sample_rows = -(-given.row_count // points) if points else 0
     samples = array("Q", bytes(16 * (points + 1)))
@@ -110,6 +114,8 @@ def run(allocator: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[s
     answer["violation"] = _violation(driver) if result.violations else ""
     if allocator == "pyalloc":
         answer["counters"] = allocator_setup.pyalloc_counters()
+        if options.get("purpose_pools"):
+            answer["purpose_pools"] = allocator_setup.pyalloc_pools()
     return answer
 
 

@@ -28,6 +28,7 @@ class Setting:
     timed: bool = True  # a second pass for ns_per_op
     validate_rows: int = 0  # pyalloc checks itself every so many rows
     split_row: int | None = None  # counts from this row on are given apart
+    purpose_pools: bool = False  # the rows' pools are pyalloc's, as read_trace(by_tag=True) gives them
     samples: int = 0  # points of live and reserved over the trace
 
 
@@ -67,6 +68,8 @@ def replay(workers: Workers, prepared: PreparedTrace, allocator: str, setting: S
     }
     if setting.validate_rows and allocator == "pyalloc":
         options["validate_rows"] = setting.validate_rows
+    if setting.purpose_pools and allocator == "pyalloc":
+        options["purpose_pools"] = True
     if setting.split_row is not None:
         options["split_row"] = setting.split_row
     raw = workers.run("replay", allocator, options)
@@ -151,6 +154,8 @@ def summarise(raw: Mapping[str, Any], prepared: PreparedTrace) -> dict[str, Any]
         result["driver_calls_after_split"] = {name: count for name, count in after.items() if count}
     if raw["samples"]:
         result["samples"] = raw["samples"]
+    if "purpose_pools" in raw:
+        result["pools"] = raw["purpose_pools"]
     if "counters" in raw:
         result["counters"] = raw["counters"]
     return result

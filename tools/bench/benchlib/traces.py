@@ -15,7 +15,7 @@ from __future__ import annotations
 import gzip
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -28,6 +28,8 @@ ALLOC, FREE, RECORD, WAIT = range(4)
 OPERATIONS = ("alloc", "free", "record", "wait")
 ROW = struct.Struct("=dQIHBB")  # bench_row of native/replay.h
 MAX_STREAMS = 33  # the default stream, and torch's pool of 32
+PURPOSES = ("general", "weights", "kv", "workspace", "lora")  # pyalloc's pools, by their numbers
+_PURPOSES = {"weights": "weights", "kv_pool": "kv", "kv_request": "kv", "kv": "kv", "adapter": "lora"}
 RMM_HEADER = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
 
 
@@ -56,11 +58,13 @@ class Trace:
 class TraceBuilder:
     """Builds a Trace row by row; names of blocks, streams and pools may be anything hashable."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, pools: Sequence[str] = ()) -> None:
+        """pools: their names in the order of their numbers; more are added as they come."""
         self.trace = Trace(name)
         self._live: dict[object, tuple[int, int]] = {}  # id -> block number, bytes
         self._streams: dict[object, int] = {0: 0}
-        self._pools = {DEFAULT_POOL: 0}
+        self.trace.pools = list(pools) or [DEFAULT_POOL]
+        self._pools = {pool: number for number, pool in enumerate(self.trace.pools)}
         self._live_bytes = 0
         self._time = 0.0
 
@@ -116,14 +120,23 @@ class TraceBuilder:
         self.trace.count += 1
 
 
-def read_trace(path: Path) -> Trace:
-    """A trace of either format, recognised by its header. Raises BenchError with the file and line that is wrong."""
+def purpose_of(tag: str) -> str:
+    """The purpose pool of a row by its tag, as ../shared's captures tag them: what is not long-lived is workspace."""
+    return _PURPOSES.get(tag, "workspace")
+
+
+def read_trace(path: Path, by_tag: bool = False) -> Trace:
+    """A trace of either format, recognised by its header. Raises BenchError with the file and line that is wrong.
+    by_tag: pools are pyalloc's purposes, by the column `tag`, in the order of pyalloc's numbers.
+    """
     try:
         with _open(path) as file:
             header = file.readline().rstrip("\n").split(",")
-            builder = TraceBuilder(path.name.removesuffix(".gz").removesuffix(".csv"))
+            builder = TraceBuilder(path.name.removesuffix(".gz").removesuffix(".csv"), PURPOSES if by_tag else ())
             if header[:3] == ["seq", "op", "id"]:
-                _read_ours(file, header, builder)
+                _read_ours(file, header, builder, by_tag)
+            elif by_tag:
+                raise BenchError("line 1: only traces with a column tag can choose pools by it")
             elif [name.strip() for name in header[:6]] == RMM_HEADER:
                 _read_rmm(file, builder)
             else:
@@ -145,13 +158,17 @@ def _open(path: Path) -> TextIO:
     return open(path, encoding="utf-8")
 
 
-def _read_ours(file: Iterable[str], header: list[str], builder: TraceBuilder) -> None:
+def _read_ours(file: Iterable[str], header: list[str], builder: TraceBuilder, by_tag: bool) -> None:
     missing = [name for name in HEADER.split(",")[:7] if name not in header]
     if missing:
         raise BenchError(f"line 1: no column {', '.join(missing)}; expected {HEADER}")
     op_at, id_at, bytes_at, stream_at, pool_at, time_at = (
         header.index(name) for name in ("op", "id", "bytes", "stream", "pool", "time_us")
     )
+    if by_tag:
+        if "tag" not in header:
+            raise BenchError("line 1: no column tag, by which pools are chosen")
+        pool_at = header.index("tag")
     for number, line in enumerate(file, 2):
         columns = line.rstrip("\n").split(",")
         try:
@@ -160,7 +177,13 @@ def _read_ours(file: Iterable[str], header: list[str], builder: TraceBuilder) ->
                 size = int(columns[bytes_at])
                 if size < 0:
                     raise BenchError(f"{size} bytes; expected 0 or more")
-                builder.alloc(key, size, int(columns[stream_at]), time_us, columns[pool_at])
+                builder.alloc(
+                    key,
+                    size,
+                    int(columns[stream_at]),
+                    time_us,
+                    purpose_of(columns[pool_at]) if by_tag else columns[pool_at],
+                )
             elif op == "free":
                 builder.free(key, time_us)
             elif op == "record":

@@ -145,6 +145,13 @@ class Replay {
 
   // Private pools take what any stream allocates while they are active, as a capture does. An allocator without them serves the default pool.
   void enter_pool(uint8_t pool) {
+    if (options_.push_pool != nullptr) {
+      bool good =
+          (current_pool_ == 0 || options_.pop_pool(current_pool_) == 0) && (pool == 0 || options_.push_pool(pool) == 0);
+      TORCH_CHECK(good, "pool ", static_cast<int>(pool), " could not be entered");
+      current_pool_ = pool;
+      return;
+    }
     if (result_.pools_honoured == 0) return;
     try {
       if (current_pool_ != 0) allocator_.endAllocateToPool(0, {0, current_pool_});

@@ -28,7 +28,10 @@ struct bench_replay_options {
   uint64_t split_row;    // the entry points' counts are also taken before this row; row_count or more: never
   uint64_t sample_rows;  // a sample of live and reserved bytes every so many rows; 0: none
   uint64_t* samples;     // room for row_count / sample_rows + 1 pairs: most live since the last sample, reserved
-  float* costs_us;       // room for row_count modelled costs; null: not wanted
+  // Enter and leave a purpose pool of pyalloc's: rows' pools are such then. Null: they are torch's private pools.
+  int32_t (*push_pool)(int32_t pool);
+  int32_t (*pop_pool)(int32_t pool);
+  float* costs_us;  // room for row_count modelled costs; null: not wanted
 };
 
 struct bench_replay_result {

@@ -1,0 +1,44 @@
+#include "api/pool_scope.h"
+
+#include <vector>
+
+#include "heap/pool_names.h"
+
+namespace pyalloc {
+namespace {
+
+constexpr size_t kDeepest = 1000;  // scopes; more are pushes that nobody pops
+
+// The current pool stands apart from the stack: it is read at every allocation.
+thread_local PoolId current = kGeneralPool;
+thread_local std::vector<PoolId> outer;
+
+}  // namespace
+
+PoolId current_pool() { return current; }
+
+Status push_pool(int id) {
+  if (id < 0 || id >= pool_count())
+    return fail(PYALLOC_INVALID_ARGUMENT, "pool %d; expected 0 to %d", id, pool_count() - 1);
+  if (outer.size() >= kDeepest)
+    return fail(PYALLOC_WRONG_STATE, "%zu pool scopes are open on this thread; leave each one that is entered",
+                outer.size());
+  outer.push_back(current);
+  current = static_cast<PoolId>(id);
+  return kOk;
+}
+
+Status pop_pool(int id) {
+  if (outer.empty()) return fail(PYALLOC_WRONG_STATE, "no pool scope is open on this thread");
+  if (id != current)
+    return fail(PYALLOC_WRONG_STATE,
+                "pool '%s' cannot be left: '%s' was entered last on this thread; leave scopes in the opposite order, "
+                "on "
+                "the thread that entered them",
+                id >= 0 && id < pool_count() ? pool_name(static_cast<PoolId>(id)) : "?", pool_name(current));
+  current = outer.back();
+  outer.pop_back();
+  return kOk;
+}
+
+}  // namespace pyalloc

@@ -1,0 +1,13 @@
+// Which pool a thread allocates from: a stack of scopes per thread. The general pool where there is none.
+#pragma once
+#include "base/status.h"
+#include "heap/pool.h"
+
+namespace pyalloc {
+
+PoolId current_pool();
+Status push_pool(int id);
+// Only the scope that was pushed last.
+Status pop_pool(int id);
+
+}  // namespace pyalloc

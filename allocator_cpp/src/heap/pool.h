@@ -1,0 +1,40 @@
+// A purpose pool on one device: address space of its own, so that no granule of it is ever under a block of another
+// pool. A coarse space holds blocks over 1 MiB of all streams; each stream has a lane for the smaller ones. In the
+// packed pools (weights, lora) the coarse space holds blocks of every size. What all pools share is the physical memory
+// (Backing): what is idle in one serves the next need of any.
+//
+// The lora pool has a reserve (reserve.cpp): mapped memory that is never idle, so that nobody takes it, in which loads
+// need no driver call. While there is one, the pool's blocks go nowhere else in it.
+//
+// Pools are made on a device when first used there, and live as long as its heap. Guarded by the heap's lock, but for
+// `lanes_by_stream` (the lock for making lanes) and what never changes.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "facts/usage.h"
+#include "heap/space.h"
+#include "pyalloc/pyalloc.h"
+
+namespace pyalloc {
+
+class Lane;
+
+using PoolId = uint16_t;
+constexpr PoolId kGeneralPool = 0;
+constexpr PoolId kMostPools = 64;  // in a process
+constexpr PoolId kNoPool = UINT16_MAX;
+constexpr bool is_packed(PoolId id) { return id == PYALLOC_POOL_WEIGHTS || id == PYALLOC_POOL_LORA; }
+
+struct Pool {
+  Pool(DeviceHeap& heap, PoolId id, uint16_t space_id, size_t granule_bytes, MappedTotals& large)
+      : id(id), coarse(heap, *this, nullptr, space_id, granule_bytes, large, mapped, is_packed(id)) {}
+
+  const PoolId id;
+  MappedTotals mapped;  // of all its spaces, and its limit
+  Space coarse;
+  std::vector<Lane*> lanes_by_stream;
+  Usage live_coarse;  // blocks of the coarse space
+};
+
+}  // namespace pyalloc

@@ -1,0 +1,60 @@
+// What one pool of a heap uses, and its limit.
+#include <algorithm>
+
+#include "heap/device_heap.h"
+
+namespace pyalloc {
+
+void DeviceHeap::set_limit(Pool& pool, uint64_t bytes) const {
+  pool.mapped.limit = bytes == 0 ? INT64_MAX : static_cast<int64_t>(bytes / granule_bytes_);
+}
+
+Status DeviceHeap::set_pool_limit(PoolId id, uint64_t bytes) {
+  release_empty_slabs();  // they count as used
+  Lock lock(mutex_);
+  if (Pool* pool = open_pool(id); pool != nullptr) {
+    uint64_t used = static_cast<uint64_t>(pool->mapped.used) * granule_bytes_;
+    if (bytes != 0 && bytes < used)
+      return fail(PYALLOC_INVALID_ARGUMENT,
+                  "a limit of %llu bytes for a pool that uses %llu on device %d; expected no less, or 0 for none: free "
+                  "blocks of the pool first",
+                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(used), device_);
+    set_limit(*pool, bytes);
+  }
+  pool_limits_[id] = bytes;
+  return kOk;
+}
+
+void DeviceHeap::reset_pool_peak(PoolId id) {
+  Lock lock(mutex_);
+  if (Pool* pool = open_pool(id); pool != nullptr) pool->mapped.peak_used = pool->mapped.used;
+}
+
+void DeviceHeap::get_pool_stats(PoolId id, pyalloc_pool_stats& stats) {
+  Usage live;
+  uint64_t largest = 0;
+  Pool* pool = open_pool(id);
+  with_everything_locked([&](const Space& space) {
+    if (pool == nullptr || &space.pool() != pool) return;
+    largest = std::max(largest, largest_free_in(space));
+    if (space.lane() == nullptr) {
+      live += pool->live_coarse;
+    } else {
+      live += space.lane()->live(kSmall) + space.lane()->live(kLarge);
+    }
+  });
+  Lock lock(mutex_);
+  auto granule = static_cast<int64_t>(granule_bytes_);
+  stats.limit = static_cast<int64_t>(pool_limits_[id]);
+  if (pool == nullptr) return;
+  stats.blocks = live.blocks;
+  stats.requested = live.requested;
+  stats.allocated = live.bytes;
+  stats.used = pool->mapped.used * granule;
+  stats.reserved = pool->mapped.slots * granule;
+  stats.peak = pool->mapped.peak_used * granule;
+  if (id == PYALLOC_POOL_LORA) stats.reserve = static_cast<int64_t>(lora_reserve_.bytes + lora_prepared_.bytes);
+  stats.largest_free = static_cast<int64_t>(largest);
+}
+
+}  // namespace pyalloc

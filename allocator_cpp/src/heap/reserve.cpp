@@ -1,0 +1,152 @@
+// The lora pool's reserve, and what is prepared on top of it for a load that is about to come.
+#include <algorithm>
+
+#include "base/bits.h"
+#include "base/log.h"
+#include "driver/context_scope.h"
+#include "heap/device_heap.h"
+
+namespace pyalloc {
+
+// The touches themselves are made by commit and uncommit.
+void DeviceHeap::keep(Pool& pool, Reserve& which, Reserve now) {
+  pool.coarse.kept_slots += now.bytes / granule_bytes_;
+  pool.coarse.kept_slots -= which.bytes / granule_bytes_;
+  which = now;
+}
+
+// At the device's opening, while nothing is in use yet. A reserve that cannot be had is one line in the log: the
+// program runs without.
+void DeviceHeap::open_reserve(uint64_t bytes) {
+  Pool* pool = nullptr;
+  Status status = open_pool(PYALLOC_POOL_LORA, pool);
+  uint64_t wanted = align_up(bytes, granule_bytes_);
+  if (status == kOk && wanted > backing_.limit_bytes() / 2)
+    status = fail(PYALLOC_INVALID_ARGUMENT, "it is more than half of the %llu bytes that pyalloc may use there",
+                  static_cast<unsigned long long>(backing_.limit_bytes()));
+  if (status == kOk) {
+    Lock lock(mutex_);
+    ContextScope scope(context_);
+    StreamIndex stream = clocks_.index_of(nullptr, true);
+    status = backing_.commit(pool->coarse.memory(), 0, wanted, stream);
+    if (status == kOk) keep(*pool, lora_reserve_, {0, wanted});
+    observe();
+  }
+  if (status != kOk)
+    log_line(
+        "lora_reserve:%llu cannot be set aside on device %d: %s; adapters go where other memory goes. Set a "
+        "smaller lora_reserve, or 0",
+        static_cast<unsigned long long>(bytes), device_, last_error());
+}
+
+// Addresses of `bytes` behind the reserve that are free and wait for nobody; the lowest.
+uint64_t DeviceHeap::find_clean(const Space& space, uint64_t from, uint64_t bytes) const {
+  const Extents& extents = space.extents();
+  for (NodeId id = extents.first(); id != kNoNode; id = extents.range(id).next) {
+    const Range& range = extents.range(id);
+    if (range.state != RangeState::kFree || range.owner != kClean) continue;
+    uint64_t start = std::max(from, align_up(uint64_t{range.start} * kUnit, granule_bytes_));
+    uint64_t end = (uint64_t{range.start} + range.length) * kUnit;
+    for (uint64_t at = start; at < end && start + bytes <= end; at += granule_bytes_) {
+      if (space.memory().slot(static_cast<uint32_t>(at / granule_bytes_)).stale) start = at + granule_bytes_;
+      if (at + granule_bytes_ >= start + bytes) return start;
+    }
+  }
+  return kNowhere;
+}
+
+Status DeviceHeap::prepare_lora(uint64_t bytes) {
+  Lock lock(mutex_);
+  end_prepared();
+  if (bytes == 0) return kOk;
+  if (lora_reserve_.bytes == 0)
+    return fail(PYALLOC_WRONG_STATE, "there is no reserve for LoRA adapters on device %d; set lora_reserve", device_);
+  Pool& pool = *open_pool(PYALLOC_POOL_LORA);
+  refused_by(kNoPool, false);
+  if (bytes > pool.coarse.memory().bytes() / 2) return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
+  uint64_t wanted = align_up(bytes, granule_bytes_);
+  ContextScope scope(context_);
+  clean_finished(pool.coarse);
+  backing_.undo_stale(SIZE_MAX);
+  uint64_t offset = find_clean(pool.coarse, lora_reserve_.bytes, wanted);
+  if (offset == kNowhere) return fail(PYALLOC_OUT_OF_MEMORY, "the lora pool has no addresses left for it");
+  if (backing_.granules().idle() > 0) backing_.poll_streams();
+  // The null stream asks for it; whoever uses it later is ordered after its earlier uses, which Backing remembers.
+  Status status = backing_.commit(pool.coarse.memory(), offset, wanted, clocks_.index_of(nullptr, true));
+  if (status == kOk) {
+    keep(pool, lora_prepared_, {offset, wanted});
+    count(counters_.lora_prepares);
+  } else {
+    refused_by(backing_.refused_by_pool() ? pool.id : kNoPool, backing_.refused_by_limit());
+  }
+  observe();
+  self_check();
+  return status;
+}
+
+void DeviceHeap::end_lora_prepare() {
+  Lock lock(mutex_);
+  end_prepared();
+}
+
+// Blocks that lie there keep what they touch; the rest becomes idle memory, which any pool may take.
+void DeviceHeap::end_prepared() {
+  if (lora_prepared_.bytes == 0) return;
+  Pool& pool = *open_pool(PYALLOC_POOL_LORA);
+  StreamIndex stream = clocks_.index_of(nullptr, true);
+  ContextScope scope(context_);
+  backing_.uncommit(pool.coarse.memory(), lora_prepared_.offset, lora_prepared_.bytes, stream,
+                    clocks_.free_position(stream));
+  keep(pool, lora_prepared_, {});
+  observe();
+  self_check();
+}
+
+// A block of the lora pool while there is a reserve: only where memory is mapped already, in the shortest mapped run
+// that fits; own and clean ranges first, then, after a wait on the GPU, those of other streams.
+Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed) {
+  Extents& extents = space.extents();
+  const AddressSpace& memory = space.memory();
+  uint64_t bytes = uint64_t{units} * kUnit, used_end = uint64_t{memory.highest_used()} * granule_bytes_;
+  auto shortest = [&](bool foreign) {
+    Choice choice;
+    uint64_t length = UINT64_MAX;
+    for (NodeId id = extents.first(); id != kNoNode; id = extents.range(id).next) {
+      const Range& range = extents.range(id);
+      bool mine = range.owner == stream || range.owner == kClean;
+      if (range.state != RangeState::kFree || mine == foreign) continue;
+      uint64_t end = std::min((uint64_t{range.start} + range.length) * kUnit, used_end);
+      for (uint64_t at = uint64_t{range.start} * kUnit, start = at; at < end;) {
+        uint64_t next = std::min(end, (at / granule_bytes_ + 1) * granule_bytes_);
+        bool mapped = memory.slot(static_cast<uint32_t>(at / granule_bytes_)).handle != 0;
+        if (!mapped) start = next;
+        at = next;
+        bool ends = at == end || memory.slot(static_cast<uint32_t>(at / granule_bytes_)).handle == 0;
+        if (!mapped || !ends || at - start < bytes || at - start >= length) continue;
+        Backing::Cost cost = backing_.cost(memory, start, bytes, stream);
+        if (cost.impossible) continue;
+        choice = {id, static_cast<uint32_t>(start / kUnit), cost};
+        length = at - start;
+      }
+    }
+    return choice;
+  };
+  ContextScope scope(context_);
+  Choice choice = shortest(false);
+  if (choice.range == kNoNode) {
+    clean_finished(space);
+    choice = shortest(false);
+  }
+  if (choice.range == kNoNode && backing_.policy().cross_stream_wait) {
+    choice = shortest(true);
+    if (choice.range != kNoNode) {
+      const Range& range = extents.range(choice.range);
+      if (!clocks_.wait(stream, range.owner, range.stamp)) choice = {};
+    }
+  }
+  if (choice.range != kNoNode) return put(space, choice, units, stream, RangeState::kLive, requested, placed);
+  refused_by(kNoPool, false);
+  return fail(PYALLOC_OUT_OF_MEMORY, "%s", kReserveFull);
+}
+
+}  // namespace pyalloc

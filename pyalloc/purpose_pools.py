@@ -1,0 +1,159 @@
+"""Purpose pools: which pool a thread's allocations go to, and what each pool holds.
+
+Blocks of different pools never share physical memory, so memory of one lifetime does not keep memory of another from
+being given back. What is idle in one pool serves the next need of any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import errors
+from ._native import library
+
+MOST_DEVICES = 64  # of a process; all of them, while it is not known how many there are
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """One pool of one device; sizes in bytes.
+
+    requested: asked for by its live blocks; allocated: the same, rounded as allocated; used: the 2 MiB granules those
+    touch, and the reserve; reserved: its mapped granules, the idle ones, which any pool may take, included; limit: most
+    that may be used, None without one; peak: most that was used at once; largest_free: the longest free mapped run;
+    reserve: kept mapped for its blocks alone (lora), a part of used.
+    """
+
+    name: str
+    blocks: int
+    requested: int
+    allocated: int
+    used: int
+    reserved: int
+    limit: int | None
+    peak: int
+    largest_free: int
+    reserve: int
+
+    @property
+    def internal_fragmentation(self) -> float:
+        """1 - requested / allocated: what rounding costs. 0 for an empty pool."""
+        return 1 - self.requested / self.allocated if self.allocated else 0.0
+
+    @property
+    def external_fragmentation(self) -> float:
+        """1 - largest free run / free bytes, of mapped memory; 0 when none is free. Remapping makes it harmless for
+        requests of a granule or more.
+        """
+        free = self.reserved - self.allocated
+        return 1 - self.largest_free / free if free > 0 else 0.0
+
+    @property
+    def granule_fragmentation(self) -> float:
+        """Free bytes in partly used granules / reserved: what remapping cannot reach. A reserve that waits does not
+        count.
+        """
+        free = self.used - max(self.allocated, self.reserve)
+        return max(0, free) / self.reserved if self.reserved else 0.0
+
+
+@contextlib.contextmanager
+def pool(name: str) -> Iterator[None]:
+    """What this thread allocates inside goes to the pool `name`: "weights", "kv", "workspace", "lora", "general", or
+    one made by create_pool().
+
+        with pyalloc.pool("kv"):
+            cache = torch.empty(layers, 2, tokens, width, device="cuda")
+
+        @pyalloc.pool("weights")
+        def load(): ...
+
+    Scopes nest, and an exception leaves them in order. A scope belongs to the thread that entered it; autograd's
+    backward runs on threads of its own, which are not covered. A tensor is freed to its own pool wherever that happens.
+    Without pyalloc as torch's allocator a scope does nothing. Raises InvalidArgumentError for an unknown name.
+    """
+    core = library()
+    number = core.find_pool(name)
+    core.push_pool(number)
+    try:
+        yield
+    finally:
+        core.pop_pool(number)
+
+
+def create_pool(name: str, *, limit: int | str | None = None) -> str:
+    """Makes a pool of your own, on every device, and returns its name; with one that exists, only its limit changes.
+
+    name: 1 to 31 lower-case letters, digits and underscores; a process has at most 64 pools, and they stay.
+    limit: most that its blocks may use on each device, in bytes or as "20GiB"; None leaves it as it is, 0 is none.
+    Raises InvalidArgumentError, also for a limit below what is in use already; then nothing changes.
+    """
+    amount = None if limit is None else _bytes(limit)
+    core = library()
+    number = core.find_pool(name, create=True)
+    if amount is not None:
+        set_before: list[tuple[int, int]] = []
+        try:
+            for device in range(core.device_count() or MOST_DEVICES):
+                before = core.pool_stats(device, number)["limit"]
+                core.set_pool_limit(device, number, amount)
+                set_before.append((device, before))
+        except errors.PyallocError:
+            for device, before in set_before:
+                core.set_pool_limit(device, number, before)
+            raise
+    return name
+
+
+def pools(device: int | None = None) -> list[PoolStats]:
+    """Every pool on one device: the five that always exist, then yours. device None: torch's current one, 0 before
+    CUDA is in use. Exact; walks the heap, so not for a hot loop.
+    """
+    core = library()
+    number = _current_device() if device is None else device
+    found = []
+    for pool_number, name in enumerate(core.pool_names()):
+        values = core.pool_stats(number, pool_number)
+        limit = values.pop("limit") or None
+        found.append(PoolStats(name=name, limit=limit, **values))
+    return found
+
+
+def lora_prepare(size: int | str, device: int | None = None) -> None:
+    """Makes room for an adapter of `size` bytes (or "500MiB") that is about to be loaded, beyond the reserve: the load
+    then needs no driver call. The memory stays set aside until the next outermost `with pyalloc.pool("lora")` ends, on
+    any thread, or until the next call, also one that fails; 0 only ends it. It comes from idle memory first, then as
+    any memory does when it is short. Raises pyalloc.OutOfMemoryError, which is not torch's, when it cannot be had,
+    StateError without a reserve, DriverError without a GPU; nothing is set aside then.
+    """
+    library().lora_prepare(_current_device() if device is None else device, _bytes(size))
+
+
+def reset_pool_peaks(device: int | None = None) -> None:
+    """Starts every pool's `peak` on one device again from what is used now."""
+    core = library()
+    for number in range(len(core.pool_names())):
+        core.reset_pool_peak(_current_device() if device is None else device, number)
+
+
+def _current_device() -> int:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
+
+
+def _bytes(size: int | str) -> int:
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if found is None:
+        raise errors.InvalidArgumentError(f"size {size!r}; expected bytes, or a size such as '20GiB'")
+    unit = (found[2] or "").upper()
+    base = 1024 if unit.endswith("I") else 1000
+    return int(float(found[1]) * base ** " KMGT".index(unit[:1] or " "))
