@@ -4,28 +4,12 @@
 #include <vector>
 
 #include "driver/cuda_abi.h"
-#include "gpu.h"
+#include "pools.h"
 
 using namespace pyalloc;
 using namespace test;
 
 namespace {
-
-void* in_pool(int pool, size_t bytes, void* stream = nullptr) {
-  CHECK_EQ(pyalloc_push_pool(pool), PYALLOC_OK);
-  void* block = allocate(bytes, stream);
-  CHECK_EQ(pyalloc_pop_pool(pool), PYALLOC_OK);
-  return block;
-}
-
-pyalloc_pool_stats figures(int pool) {
-  pyalloc_pool_stats now{};
-  now.size = sizeof now;
-  CHECK_EQ(pyalloc_get_pool_stats(0, pool, &now), PYALLOC_OK);
-  return now;
-}
-
-bool says(const char* part) { return std::string(pyalloc_last_error()).find(part) != std::string::npos; }
 
 int64_t memory_calls() {
   int64_t sum = 0;

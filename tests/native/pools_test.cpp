@@ -1,37 +1,14 @@
 // Pools: their blocks never share a granule, what one leaves idle serves the others, limits, scopes, figures.
+#include "pools.h"
+
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "driver/cuda_abi.h"
-#include "gpu.h"
 
 using namespace pyalloc;
 using namespace test;
-
-namespace {
-
-struct In {  // a scope
-  explicit In(int pool) : pool(pool) { CHECK_EQ(pyalloc_push_pool(pool), PYALLOC_OK); }
-  ~In() { CHECK_EQ(pyalloc_pop_pool(pool), PYALLOC_OK); }
-  int pool;
-};
-
-void* in_pool(int pool, size_t bytes, void* stream = nullptr) {
-  In scope(pool);
-  return allocate(bytes, stream);
-}
-
-pyalloc_pool_stats figures(int pool) {
-  pyalloc_pool_stats now{};
-  now.size = sizeof now;
-  CHECK_EQ(pyalloc_get_pool_stats(0, pool, &now), PYALLOC_OK);
-  return now;
-}
-
-bool says(const char* part) { return std::string(pyalloc_last_error()).find(part) != std::string::npos; }
-
-}  // namespace
 
 TEST(pools_share_no_granule) {
   Gpu gpu("memory:4GiB");
