@@ -94,6 +94,7 @@ class Library:
         self._dll.pyalloc_get_stats.argtypes = (ctypes.c_int, ctypes.c_void_p)
         self._dll.pyalloc_pool_name.restype = ctypes.c_char_p
         self._dll.pyalloc_find_pool.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+        self._dll.pyalloc_parse_size.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64))
         self._dll.pyalloc_lora_prepare.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self._dll.pyalloc_add_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p, ctypes.c_int)
         self._dll.pyalloc_remove_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p)
@@ -175,6 +176,12 @@ class Library:
         self._check(self._dll.pyalloc_get_stats(device, ctypes.byref(stats)))
         return stats
 
+    def parse_size(self, text: str) -> int:
+        """Bytes of a size as options have it, "20GiB". InvalidArgumentError names what was expected."""
+        size = ctypes.c_uint64()
+        self._check(self._dll.pyalloc_parse_size(text.encode(), ctypes.byref(size)))
+        return size.value
+
     def find_pool(self, name: str, create: bool = False) -> int:
         """The number of a pool. InvalidArgumentError when there is none and none is to be made, or for a bad name."""
         number = ctypes.c_int()
@@ -198,7 +205,7 @@ class Library:
         self._check(self._dll.pyalloc_set_pool_limit(device, number, limit))
 
     def lora_prepare(self, device: int, size: int) -> None:
-        """Maps `size` bytes more for the lora pool; 0 takes that back. OutOfMemoryError changes nothing."""
+        """Maps `size` bytes more for the lora pool, in place of what was prepared before; 0 only ends that."""
         self._check(self._dll.pyalloc_lora_prepare(device, size))
 
     def add_reclaimer(self, function: Any, priority: int) -> None:

@@ -7,7 +7,6 @@ being given back. What is idle in one pool serves the next need of any.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,8 +14,6 @@ from . import errors
 from ._native import library
 
 MOST_DEVICES = 64  # of a process; all of them, while it is not known how many there are
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,8 @@ def create_pool(name: str, *, limit: int | str | None = None) -> str:
     limit: most that its blocks may use on each device, in bytes or as "20GiB"; None leaves it as it is, 0 is none.
     Raises InvalidArgumentError, also for a limit below what is in use already; then nothing changes.
     """
-    amount = None if limit is None else _bytes(limit)
     core = library()
+    amount = None if limit is None else core.parse_size(str(limit))
     number = core.find_pool(name, create=True)
     if amount is not None:
         set_before: list[tuple[int, int]] = []
@@ -131,7 +128,8 @@ def lora_prepare(size: int | str, device: int | None = None) -> None:
     any memory does when it is short. Raises pyalloc.OutOfMemoryError, which is not torch's, when it cannot be had,
     StateError without a reserve, DriverError without a GPU; nothing is set aside then.
     """
-    library().lora_prepare(_current_device() if device is None else device, _bytes(size))
+    core = library()
+    core.lora_prepare(_current_device() if device is None else device, core.parse_size(str(size)))
 
 
 def reset_pool_peaks(device: int | None = None) -> None:
@@ -146,14 +144,3 @@ def _current_device() -> int:
 
     torch = sys.modules.get("torch")
     return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
-
-
-def _bytes(size: int | str) -> int:
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    if found is None:
-        raise errors.InvalidArgumentError(f"size {size!r}; expected bytes, or a size such as '20GiB'")
-    unit = (found[2] or "").upper()
-    base = 1024 if unit.endswith("I") else 1000
-    return int(float(found[1]) * base ** " KMGT".index(unit[:1] or " "))

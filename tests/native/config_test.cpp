@@ -181,3 +181,12 @@ TEST(the_configuration_is_fixed_once_a_heap_is_open) {
   CHECK(std::strstr(pyalloc_last_error(), "fixed from the first allocation") != nullptr);
   deallocate(block);
 }
+
+TEST(a_size_is_read_as_in_an_option) {
+  uint64_t bytes = 7;
+  CHECK(pyalloc_parse_size("1.5GiB", &bytes) == PYALLOC_OK && bytes == 1610612736);
+  CHECK(pyalloc_parse_size("4096", &bytes) == PYALLOC_OK && bytes == 4096);
+  for (const char* bad : {"", "much", "-1", "20g", "1e30GiB"})
+    CHECK(pyalloc_parse_size(bad, &bytes) == PYALLOC_INVALID_ARGUMENT && bytes == 4096);
+  CHECK(std::string(pyalloc_last_error()).find("size '1e30GiB'; expected a size in bytes") == 0);
+}

@@ -44,6 +44,9 @@ pyalloc_status pyalloc_configure(const char* text, const char* origin);
 /* [{"key","value","default","origin","type","unit","expected","help"}...]; returns the length it needs (without the final 0). */
 size_t pyalloc_config_json(char* buffer, size_t capacity);
 
+/* Bytes of a size written as in an option: "1048576", "512MiB", "1.5GB". */
+pyalloc_status pyalloc_parse_size(const char* text, uint64_t* bytes);
+
 /* --- life cycle --- */
 /* Opens the driver library and resolves every entry point: no cuInit, no context. */
 pyalloc_status pyalloc_probe(void);

@@ -58,6 +58,12 @@ size_t pyalloc_config_json(char* buffer, size_t capacity) {
   return copy(Registry::instance().config_json(), buffer, capacity);
 }
 
+pyalloc_status pyalloc_parse_size(const char* text, uint64_t* bytes) {
+  if (text == nullptr || bytes == nullptr)
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_parse_size: an argument is null");
+  return size_of(text, *bytes);
+}
+
 pyalloc_status pyalloc_probe(void) { return resolve_driver(); }
 
 size_t pyalloc_driver_json(char* buffer, size_t capacity) {

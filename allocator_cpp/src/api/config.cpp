@@ -186,6 +186,12 @@ std::string text_of(double value) {
 
 }  // namespace
 
+Status size_of(const std::string& text, uint64_t& bytes) {
+  std::string expected = parse_size(text, bytes);
+  return expected.empty() ? kOk
+                          : fail(PYALLOC_INVALID_ARGUMENT, "size '%s'; expected %s", text.c_str(), expected.c_str());
+}
+
 Status Config::set(const std::string& text, const std::string& origin) {
   Options parsed;
   std::vector<std::string> errors;

@@ -37,6 +37,9 @@ struct Options {
   }
 };
 
+// Bytes of a size as options have it: "20GiB". PYALLOC_INVALID_ARGUMENT for any other text.
+Status size_of(const std::string& text, uint64_t& bytes);
+
 class Config {
  public:
   // Defaults plus `text`; `origin` is remembered for the keys that `text` sets.

@@ -33,8 +33,7 @@ Status pop_pool(int id) {
   if (id != current)
     return fail(PYALLOC_WRONG_STATE,
                 "pool '%s' cannot be left: '%s' was entered last on this thread; leave scopes in the opposite order, "
-                "on "
-                "the thread that entered them",
+                "on the thread that entered them",
                 id >= 0 && id < pool_count() ? pool_name(static_cast<PoolId>(id)) : "?", pool_name(current));
   current = outer.back();
   outer.pop_back();

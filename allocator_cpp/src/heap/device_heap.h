@@ -83,7 +83,7 @@ class DeviceHeap {
   // Zeros for a pool that was never used here.
   void get_pool_stats(PoolId id, pyalloc_pool_stats& stats);
   void reset_pool_peak(PoolId id);
-  // 0: none. Below what the pool has mapped already it is refused, naming both.
+  // 0: none. Below what the pool uses already it is refused, naming both.
   Status set_pool_limit(PoolId id, uint64_t bytes);
 
   // Why a block of the lora pool is refused where it may not overflow.
@@ -148,7 +148,7 @@ class DeviceHeap {
     Backing::Cost cost;
     int64_t score() const { return range == kNoNode ? INT64_MAX : cost.score(); }
   };
-  // Memory of a pool that stays mapped although no block may use it: every slot of it is touched once more.
+  // Memory of a pool that stays mapped also while no block lies in it: every slot of it is touched once more.
   struct Reserve {
     uint64_t offset = 0, bytes = 0;
   };
@@ -218,8 +218,8 @@ class DeviceHeap {
   uint64_t pool_limits_[kMostPools] = {};            // also of pools not yet opened
   Reserve lora_reserve_, lora_prepared_;             // of the lora pool
   std::deque<Lane> lanes_;
-  // By a hash of the pool and the stream, the lane seen there last: the hot path takes no lock to find one. Only of streams that
-  // keep their identity.
+  // By a hash of the pool and the stream, the lane seen there last: the hot path takes no lock to find one. Only of
+  // streams that keep their identity.
   static constexpr int kSeenLanesBits = 8;
   std::atomic<Lane*> seen_lanes_[1 << kSeenLanesBits] = {};
   RankedMutex lanes_mutex_{Rank::kMaintenance};                      // for making lanes

@@ -121,7 +121,7 @@ class TraceBuilder:
 
 
 def purpose_of(tag: str) -> str:
-    """The purpose pool of a row by its tag, as ../shared's captures tag them: what is not long-lived is workspace."""
+    """The purpose pool of a row by its tag: what is not long-lived is workspace."""
     return _PURPOSES.get(tag, "workspace")
 
 
