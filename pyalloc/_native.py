@@ -99,6 +99,8 @@ class Library:
         self._dll.pyalloc_add_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p, ctypes.c_int)
         self._dll.pyalloc_remove_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p)
         self._dll.pyalloc_set_pool_limit.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
+        self._dll.pyalloc_escapes_json.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+        self._dll.pyalloc_escapes_json.restype = ctypes.c_size_t
         for name in ("config_json", "driver_json", "stat_fields_json", "pool_fields_json", "oom_json"):
             function = getattr(self._dll, f"pyalloc_{name}")
             function.restype = ctypes.c_size_t
@@ -207,6 +209,11 @@ class Library:
     def lora_prepare(self, device: int, size: int) -> None:
         """Maps `size` bytes more for the lora pool, in place of what was prepared before; 0 only ends that."""
         self._check(self._dll.pyalloc_lora_prepare(device, size))
+
+    def escapes(self, device: int) -> dict[str, int]:
+        """Blocks that outlived their workspace step, by bytes asked for."""
+        sizes: dict[str, int] = self._json(lambda buffer, size: self._dll.pyalloc_escapes_json(device, buffer, size))
+        return sizes
 
     def add_reclaimer(self, function: Any, priority: int) -> None:
         """`function` is a RECLAIM that must stay alive."""

@@ -70,6 +70,10 @@ def pool(name: str) -> Iterator[None]:
         @pyalloc.pool("weights")
         def load(): ...
 
+    Each outermost scope of "workspace" is a step. A step's blocks lie in an arena of their stream; a step that finds it
+    empty and asks for the same sizes in the same order as the last gets the same addresses. What is still alive when
+    its step ends stays valid, and escapes() counts it.
+
     Scopes nest, and an exception leaves them in order. A scope belongs to the thread that entered it; autograd's
     backward runs on threads of its own, which are not covered. A tensor is freed to its own pool wherever that happens.
     Without pyalloc as torch's allocator a scope does nothing. Raises InvalidArgumentError for an unknown name.
@@ -119,6 +123,17 @@ def pools(device: int | None = None) -> list[PoolStats]:
         limit = values.pop("limit") or None
         found.append(PoolStats(name=name, limit=limit, **values))
     return found
+
+
+def escapes(device: int | None = None) -> dict[int, int]:
+    """How many blocks outlived the workspace step they were allocated in, by the bytes that were asked for, largest
+    first; since the program's start, each block once. They keep a step from being given the addresses of the last; what
+    is meant to live longer is better allocated outside. Only 256 sizes of a stream are told apart, those that come
+    later are counted together as 0. A block that another thread allocated on the same stream counts when either
+    thread's step ends.
+    """
+    sizes = library().escapes(_current_device() if device is None else device)
+    return {int(size): sizes[size] for size in sorted(sizes, key=int, reverse=True)}
 
 
 def lora_prepare(size: int | str, device: int | None = None) -> None:

@@ -7,7 +7,7 @@
 namespace test {
 
 struct In {  // a scope
-  explicit In(int pool) : pool(pool) { CHECK_EQ(pyalloc_push_pool(pool), PYALLOC_OK); }
+  explicit In(int which) : pool(which) { CHECK_EQ(pyalloc_push_pool(pool), PYALLOC_OK); }
   ~In() { CHECK_EQ(pyalloc_pop_pool(pool), PYALLOC_OK); }
   int pool;
 };

@@ -174,3 +174,37 @@ def test_lora_loads_and_what_is_prepared(run_on_simgpu: Run) -> None:
             """
         ).replace('assert pyalloc.enable(bridge="require", lora_reserve=0)\n', "", 1)
     )
+
+
+def test_a_step_gets_the_addresses_of_the_last_and_escapes_are_counted(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)).cuda()
+            x = torch.zeros(600, 512, device="cuda")
+
+            def step(keep=None):
+                with pyalloc.pool("workspace"), torch.no_grad():
+                    hidden = model[0](x)
+                    places = [hidden.data_ptr()]
+                    hidden = model[1](hidden)
+                    places.append(hidden.data_ptr())
+                    places.append(model[2](hidden).data_ptr())
+                    if keep is not None:
+                        keep.append(torch.empty(5000, device="cuda"))
+                    del hidden
+                return places
+
+            model(x)  # outside of a step: cuBLAS keeps its workspace for good
+            first = step()
+            assert all(step() == first for _ in range(4))
+            assert pyalloc.escapes() == {}
+            kept = []
+            step(kept)
+            step(kept)
+            assert pyalloc.escapes() == {20000: 2}, pyalloc.escapes()
+            kept.clear()
+            assert step() == first
+            """
+        )
+    )

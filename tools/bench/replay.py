@@ -100,7 +100,11 @@ def as_text(results: list[dict[str, Any]], facts: dict[str, Any], prepared: Prep
     for one in results:
         if "pools" in one:
             used = {name: figures for name, figures in one["pools"].items() if figures["peak"]}
-            lines.append(output.table(["pool", "peak used"], [[name, show(used[name]["peak"])] for name in used]))
+            rows = [
+                [name, show(one["live_peak"]), show(one["peak"]), f"{one['peak'] / max(1, one['live_peak']):.3f}"]
+                for name, one in used.items()
+            ]
+            lines.append(output.table(["pool", "peak live", "peak used", "ratio"], rows))
     lines += [f"{one['allocator']}: {one['message'].splitlines()[0][:200]}" for one in results if one.get("message")]
     lines += [f"{one['allocator']}: driver rule broken: {one['violation']}" for one in results if one.get("violation")]
     if any(one["pools_honoured"] is False for one in results):

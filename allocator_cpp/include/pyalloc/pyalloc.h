@@ -156,6 +156,9 @@ pyalloc_status pyalloc_set_pool_limit(int device, int pool, uint64_t bytes);
 /* Maps `bytes` more for the lora pool ahead of a load, through the ladder, all or nothing; it stays until the next outermost scope of
  * the lora pool ends on any thread, or the next call, also one that fails; 0 only ends it. */
 pyalloc_status pyalloc_lora_prepare(int device, uint64_t bytes);
+/* {"bytes asked for": blocks...}: what outlived the step (outermost scope of the workspace pool on its thread) it was allocated in,
+ * since the beginning. After 256 sizes of a stream the others are counted together as "0". */
+size_t pyalloc_escapes_json(int device, char* buffer, size_t capacity);
 /* [{"name","unit","help"}...] of pyalloc_pool_stats, in struct order. */
 size_t pyalloc_pool_fields_json(char* buffer, size_t capacity);
 

@@ -1,5 +1,6 @@
 // The C ABI's calls about pools: checks arguments, finds the heap, calls it.
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include "api/json_text.h"
@@ -41,9 +42,20 @@ const char* pyalloc_pool_name(int pool) {
 pyalloc_status pyalloc_push_pool(int pool) { return push_pool(pool); }
 pyalloc_status pyalloc_pop_pool(int pool) {
   Status status = pop_pool(pool);
-  if (status == kOk && pool == PYALLOC_POOL_LORA && current_pool() != PYALLOC_POOL_LORA && !Registry::instance().dead())
-    for (DeviceHeap* heap : Registry::instance().open_heaps()) heap->end_lora_prepare();
-  return status;
+  bool hooked = pool == PYALLOC_POOL_LORA || pool == PYALLOC_POOL_WORKSPACE;
+  if (status != kOk || !hooked || in_scope_of(static_cast<PoolId>(pool)) || Registry::instance().dead()) return status;
+  for (DeviceHeap* heap : Registry::instance().open_heaps())
+    pool == PYALLOC_POOL_LORA ? heap->end_lora_prepare() : heap->end_step();
+  return kOk;
+}
+
+size_t pyalloc_escapes_json(int device, char* buffer, size_t capacity) {
+  std::map<uint64_t, int64_t> sizes;
+  if (DeviceHeap* heap = Registry::instance().open_heap(device); heap != nullptr) heap->add_escapes(sizes);
+  std::string text = "{";
+  for (const auto& [bytes, blocks] : sizes)
+    text += (text.size() > 1 ? ", \"" : "\"") + std::to_string(bytes) + "\": " + std::to_string(blocks);
+  return copy(text + "}", buffer, capacity);
 }
 
 pyalloc_status pyalloc_lora_prepare(int device, uint64_t bytes) {

@@ -1,5 +1,6 @@
 #include "api/pool_scope.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "heap/pool_names.h"
@@ -16,6 +17,8 @@ thread_local std::vector<PoolId> outer;
 }  // namespace
 
 PoolId current_pool() { return current; }
+
+bool in_scope_of(PoolId pool) { return current == pool || std::find(outer.begin(), outer.end(), pool) != outer.end(); }
 
 Status push_pool(int id) {
   if (id < 0 || id >= pool_count())

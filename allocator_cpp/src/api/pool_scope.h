@@ -6,6 +6,8 @@
 namespace pyalloc {
 
 PoolId current_pool();
+// Whether any open scope of this thread is the pool's.
+bool in_scope_of(PoolId pool);
 Status push_pool(int id);
 // Only the scope that was pushed last.
 Status pop_pool(int id);

@@ -106,7 +106,7 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
   Lock lock(mutex_);
   if ((opened = open_pool(id)) != nullptr) return kOk;
   ContextScope scope(context_);
-  Pool& pool = pools_.emplace_back(*this, id, backing_.next_space(), granule_bytes_, mapped_[kLarge]);
+  Pool& pool = pools_.emplace_back(*this, id, backing_.next_space(), granule_bytes_, mapped_);
   uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte : kPoolAddressesPerByte;
   Status status = pool.coarse.create(std::max(kFewestAddresses, per_byte * total_bytes()), total_bytes());
   if (status != kOk) {
@@ -142,12 +142,12 @@ void DeviceHeap::abandon() { clocks_.abandon(); }
 
 // --- lanes ---
 
-Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned) {
+Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena) {
   owned = owned || reinterpret_cast<uintptr_t>(stream) <= 2;
-  uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool.id;
+  uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool.id + (arena ? kMostPools : 0);
   std::atomic<Lane*>& seen = seen_lanes_[key * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
   if (Lane* lane = seen.load(std::memory_order_acquire);
-      owned && lane != nullptr && lane->stream() == stream && &lane->pool() == &pool)
+      owned && lane != nullptr && lane->stream() == stream && &lane->pool() == &pool && lane->arena() == arena)
     return lane;
   Lock making(lanes_mutex_);
   StreamIndex index = 0;
@@ -160,9 +160,10 @@ Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned) {
          device_);
     return nullptr;
   }
-  if (pool.lanes_by_stream.size() <= index) pool.lanes_by_stream.resize(index + size_t{1});
-  Lane*& lane = pool.lanes_by_stream[index];
-  if (lane == nullptr) lane = &lanes_.emplace_back(*this, pool, block_counters_, stream, index, owned);
+  std::vector<Lane*>& by_stream = arena ? pool.arenas_by_stream : pool.lanes_by_stream;
+  if (by_stream.size() <= index) by_stream.resize(index + size_t{1});
+  Lane*& lane = by_stream[index];
+  if (lane == nullptr) lane = &lanes_.emplace_back(*this, pool, block_counters_, stream, index, owned, arena);
   if (owned) seen.store(lane, std::memory_order_release);
   return lane;
 }
@@ -170,10 +171,10 @@ Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned) {
 Status DeviceHeap::make_space(Lane& lane) {
   Lock lock(mutex_);
   ContextScope scope(context_);
-  auto space = std::make_unique<Space>(*this, lane.pool(), &lane, backing_.next_space(), granule_bytes_,
-                                       mapped_[kSmall], lane.pool().mapped);
-  Status status =
-      space->create(std::max(kFewestAddresses, kLaneAddressesPerByte * total_bytes()), kFewestAddresses / 4);
+  auto space = std::make_unique<Space>(*this, lane.pool(), &lane, lane.arena() ? Layout::kArena : Layout::kLane,
+                                       backing_.next_space(), granule_bytes_, mapped_, lane.pool().mapped);
+  uint64_t per_byte = lane.arena() ? kPoolAddressesPerByte : kLaneAddressesPerByte;
+  Status status = space->create(std::max(kFewestAddresses, per_byte * total_bytes()), kFewestAddresses / 4);
   if (status != kOk) return status;
   space->memory().one_stream = true;
   backing_.add_space(space->memory());
@@ -207,8 +208,10 @@ Status DeviceHeap::allocate(PoolId id, cuda::Stream stream, bool owned, size_t b
   Pool* pool = nullptr;
   Status status = open_pool(id, pool);
   if (status != kOk) return status;
-  Lane* lane = lane_of(*pool, stream, owned);
+  bool arena = id == PYALLOC_POOL_WORKSPACE && !guard_;
+  Lane* lane = lane_of(*pool, stream, owned, arena);
   if (lane == nullptr) return PYALLOC_INVALID_ARGUMENT;
+  if (arena) return lane->allocate(bytes, pointer);
   if (id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) {
     status = allocate_coarse(*lane, bytes, pointer);
     if (status != PYALLOC_OUT_OF_MEMORY || !lora_overflow_) return status;
@@ -227,10 +230,7 @@ Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
   size_t wanted = guard_ ? align_up(rounded, granule_bytes_) + granule_bytes_ : rounded;
   auto alignment = static_cast<uint32_t>(guard_ ? granule_bytes_ / kUnit : 1);
   Kind kind = kind_of(pool.id, rounded);
-  if (wanted > pool.coarse.memory().bytes()) {
-    refused_by(kNoPool, false);
-    return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
-  }
+  if (wanted > pool.coarse.memory().bytes()) return too_large();
   Usage usage{1, static_cast<int64_t>(rounded), static_cast<int64_t>(bytes)};
   bool counted = false;
   {
@@ -252,6 +252,11 @@ Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
   }
   if (!counted) block_counters_.settle(&block_counters_.extents(), kind, usage);
   return kOk;
+}
+
+Status DeviceHeap::too_large() {
+  refused_by(kNoPool, false);
+  return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
 }
 
 Status DeviceHeap::allocate_direct(cuda::Stream stream, size_t bytes, void** pointer) {

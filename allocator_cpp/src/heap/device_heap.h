@@ -80,6 +80,11 @@ class DeviceHeap {
   void age_high_water() { block_counters_.decay_high_water(); }
   bool has_chores();
 
+  // The calling thread left its outermost scope of the workspace pool: a step of the arenas it used last ends.
+  void end_step();
+  // Adds to `sizes`, by bytes asked for, how many blocks outlived the step they were allocated in.
+  void add_escapes(std::map<uint64_t, int64_t>& sizes);
+
   // Zeros for a pool that was never used here.
   void get_pool_stats(PoolId id, pyalloc_pool_stats& stats);
   void reset_pool_peak(PoolId id);
@@ -134,6 +139,7 @@ class DeviceHeap {
   void uncommit_in_lane(Lane& lane, const Range& range);
   void free_later(PendingFree pending, uint64_t address, cuda::Stream stream);
   Status bad_free(uint64_t address);
+  Status too_large();
   void note_alloc(uint64_t address, size_t bytes, cuda::Stream stream) const {
     if (oracle_) driver().oracle_alloc(address, bytes, stream);
   }
@@ -171,7 +177,7 @@ class DeviceHeap {
   void set_limit(Pool& pool, uint64_t bytes) const;
   Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
-  Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned);  // null: too many streams
+  Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena);  // null: too many streams
   Status allocate_coarse(Lane& lane, size_t bytes, void** pointer);
   Status allocate_direct(cuda::Stream stream, size_t bytes, void** pointer);
   Status deallocate_coarse(Space& space, uint64_t address, pyalloc_freed* freed);
@@ -182,6 +188,7 @@ class DeviceHeap {
                uint64_t requested, NodeId& placed);
   void consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner, Choice& choice);
   void consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
+  void consider_in_order(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
   void consider_fresh_end(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
   Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state,
              uint64_t requested, NodeId& placed);

@@ -154,7 +154,7 @@ NodeId Extents::take(NodeId id, uint32_t start, uint32_t length, RangeState stat
   taken.state = state;
   taken.owner = owner;
   taken.requested = requested;
-  taken.recorded = false;
+  taken.recorded = taken.escaped = false;
   ++live_ranges_;
   return id;
 }

@@ -33,6 +33,7 @@ struct Range {
   uint64_t requested = 0;     // live: bytes asked
   uint16_t owner = kClean;    // free: stream that freed it; live: stream it was allocated on
   bool recorded = false;      // live: also used on other streams (record_stream)
+  bool escaped = false;       // live, in an arena: outlived the step it was allocated in
   RangeState state = RangeState::kUnused;
 };
 

@@ -45,7 +45,7 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
   with_everything_locked([&](const Space& space) {
     const Extents& extents = space.extents();
     // The fresh end of a space is no split block.
-    free_ranges[space.coarse() ? kLarge : kSmall] +=
+    free_ranges[space.kind()] +=
         extents.free_ranges() - (extents.range(extents.last()).state == RangeState::kFree ? 1 : 0);
     metadata += metadata_bytes(space);
   });
@@ -173,8 +173,8 @@ bool DeviceHeap::validate_locked(std::string& reason) {
     of_pool.segments += space.memory().segments();
     for (uint32_t index = 0; index < space.memory().highest_used(); ++index)
       of_pool.used += space.memory().slot(index).live > 0;
-    totals[space.coarse() ? kLarge : kSmall].slots += space.memory().mapped_slots();
-    totals[space.coarse() ? kLarge : kSmall].segments += space.memory().segments();
+    totals[space.kind()].slots += space.memory().mapped_slots();
+    totals[space.kind()].segments += space.memory().segments();
     for (NodeId id = space.extents().first(); good && id != kNoNode; id = space.extents().range(id).next) {
       const Range& range = space.extents().range(id);
       if (range.state == RangeState::kLive)

@@ -5,18 +5,22 @@
 
 namespace pyalloc {
 
-Lane::Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned)
+thread_local const char Lane::this_thread = 0;
+
+Lane::Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned,
+           bool arena)
     : heap_(heap),
       pool_(pool),
       block_counters_(counters),
       stream_(stream),
       index_(index),
       owned_(owned),
+      arena_(arena),
       counters_(counters.add_lane(mutex_)) {}
 
 Status Lane::allocate(size_t bytes, void** pointer) {
   if (bytes <= kLargestSmall) return allocate_slot(size_class(bytes), bytes, pointer);
-  if (bytes <= kLargestMiddle) {
+  if (bytes <= kLargestMiddle && !arena_) {
     int index = size_class(bytes);
     // Read without the lock: a guess that is off costs a slab more or less.
     if (__atomic_load_n(&live_[index], __ATOMIC_RELAXED) >= kSlabsFrom * static_cast<int>(slab_slots(index)))
@@ -76,13 +80,14 @@ Status Lane::allocate_slot(int index, size_t bytes, void** pointer) {
   unsigned slot = slab.take();
   if (slab.free_slots == 0) unlist(slab);
   count_live(index, 1);
+  if (arena_) user_ = &this_thread;
   slab.unused_bytes[slot] = static_cast<uint16_t>(slab.slot_bytes - bytes);
   uint64_t address = slab.address(slot);
   Usage usage{1, slab.slot_bytes, static_cast<int64_t>(bytes)};
-  bool counted = counters_.counters.hand_out(kSmall, usage);
+  bool counted = counters_.counters.hand_out(kind(), usage);
   heap_.note_alloc(address, slab.slot_bytes, stream_);
   lock.unlock();
-  if (!counted) block_counters_.settle(&counters_, kSmall, usage);
+  if (!counted) block_counters_.settle(&counters_, kind(), usage);
   *pointer = reinterpret_cast<void*>(address);
   return kOk;
 }
@@ -107,15 +112,19 @@ Status Lane::deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed)
   auto index = static_cast<unsigned>(slot);
   Usage usage{1, slab.slot_bytes, static_cast<int64_t>(slab.requested(index))};
   if (freed != nullptr) *freed = {heap_.device(), stream_, slab.requested(index), slab.slot_bytes};
+  if (arena_ && Slab::test(slab.escaped_bits, index)) {
+    Slab::clear(slab.escaped_bits, index);
+    --escaped_live_;
+  }
   if (Slab::test(slab.recorded_bits, index)) {
     Slab::clear(slab.recorded_bits, index);
     Slab::set(slab.pending_bits, index);
-    counters_.counters.take_back_pending(kSmall, usage);
-    block_counters_.pending_started(kSmall, usage);
-    heap_.free_later({&pool_, this, kNoNode, &slab, index, kSmall, usage.bytes, {}}, address, stream_);
+    counters_.counters.take_back_pending(kind(), usage);
+    block_counters_.pending_started(kind(), usage);
+    heap_.free_later({&pool_, this, kNoNode, &slab, index, kind(), usage.bytes, {}}, address, stream_);
     return kOk;
   }
-  counters_.counters.take_back(kSmall, usage);
+  counters_.counters.take_back(kind(), usage);
   heap_.note_free(address, slab.slot_bytes, stream_);
   slot_became_free(slab, index);
   return kOk;
@@ -125,11 +134,11 @@ void Lane::finish_pending(Slab* slab, unsigned slot, NodeId range) {
   Lock lock(mutex_);
   if (slab != nullptr) {
     Slab::clear(slab->pending_bits, slot);
-    block_counters_.pending_ended(kSmall, {1, slab->slot_bytes, 0});
+    block_counters_.pending_ended(kind(), {1, slab->slot_bytes, 0});
     slot_became_free(*slab, slot);
   } else {
     const Range& one = space_->extents().range(range);
-    block_counters_.pending_ended(kSmall, {1, static_cast<int64_t>(one.length * kUnit), 0});
+    block_counters_.pending_ended(kind(), {1, static_cast<int64_t>(one.length * kUnit), 0});
     space_->set_start(space_->address(one), kNoNode);
     forget_extent(one);
     give_extent(range);
@@ -172,6 +181,10 @@ bool Lane::describe(uint64_t address, pyalloc_block_info& info) {
 
 void Lane::release_empty_slabs() {
   Lock lock(mutex_);
+  free_empty_slabs();
+}
+
+void Lane::free_empty_slabs() {
   for (Slab*& head : with_room_) {
     for (Slab *slab = head, *next = nullptr; slab != nullptr; slab = next) {
       next = slab->next;

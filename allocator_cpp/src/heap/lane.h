@@ -7,9 +7,15 @@
 // live blocks is found in constant time and touches nothing shared; only when a granule becomes used or idle is the
 // heap asked. Memory freed here is used again here at once, in stream order, so free ranges are all clean.
 //
+// An arena is the lane of what a stream allocates in scopes of the workspace pool. It has blocks of every size, end to
+// end, placed by their order and sizes alone: a step (one scope) that finds the arena empty and asks for the same sizes
+// in the same order as the last gets the same addresses. What is live when a step ends has escaped: it stays valid, and
+// is counted by its size.
+//
 // One lock a lane (lane.cpp, lane_extents.cpp hold it; the heap's is taken inside it). Lanes live as long as their
 // heap.
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
 
@@ -25,9 +31,10 @@ struct Pool;
 
 class Lane {
  public:
-  Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned);
+  Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned,
+       bool arena);
 
-  Status allocate(size_t bytes, void** pointer);  // bytes: 1 .. kLargestFine
+  Status allocate(size_t bytes, void** pointer);  // bytes: from 1; to kLargestFine, but in an arena
   Status deallocate(uint64_t address, pyalloc_freed* freed);
   // The block is also used on another stream; its free will wait for that one.
   bool mark_recorded(uint64_t address);
@@ -35,12 +42,16 @@ class Lane {
   void finish_pending(Slab* slab, unsigned slot, NodeId range);
   bool describe(uint64_t address, pyalloc_block_info& info);
   void release_empty_slabs();
+  // The calling thread's step is over. Nothing happens where another thread allocated last.
+  void end_step();
+  void add_escapes(std::map<uint64_t, int64_t>& sizes);
 
   RankedMutex& mutex() { return mutex_; }
   Pool& pool() const { return pool_; }
   StreamIndex index() const { return index_; }
+  bool arena() const { return arena_; }
   // What is live in it; with the lane's lock held.
-  Usage live(Kind kind) const { return counters_.counters.handed_out[kind] - counters_.counters.taken_back[kind]; }
+  Usage live() const { return counters_.counters.handed_out[kind()] - counters_.counters.taken_back[kind()]; }
   cuda::Stream stream() const { return stream_; }
   // Null before the first block. Changes once, under the lane's and the heap's lock.
   Space* space() const { return space_.get(); }
@@ -52,6 +63,7 @@ class Lane {
   }
 
  private:
+  Kind kind() const { return arena_ ? kLarge : kSmall; }
   Status allocate_slot(int size_class, size_t bytes, void** pointer);
   Status deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed);
   void slot_became_free(Slab& slab, unsigned slot);
@@ -59,8 +71,12 @@ class Lane {
   void unlist(Slab& slab);
   Status add_slab(int size_class);
   void free_slab(Slab& slab);
+  void free_empty_slabs();
+  void escape(uint64_t bytes);
 
-  static constexpr int kSlabsFrom = 2;  // slabs' worth of live blocks from which a middle class has slabs
+  static constexpr size_t kMostEscapeSizes = 256;
+  static thread_local const char this_thread;  // its address says which thread it is
+  static constexpr int kSlabsFrom = 2;         // slabs' worth of live blocks from which a middle class has slabs
   void count_live(int size_class, int by) {
     __atomic_store_n(&live_[size_class], live_[size_class] + by, __ATOMIC_RELAXED);
   }
@@ -78,12 +94,16 @@ class Lane {
   BlockCounters& block_counters_;
   const cuda::Stream stream_;
   const StreamIndex index_;
-  const bool owned_;
+  const bool owned_, arena_;
   RankedMutex mutex_{Rank::kLane};
   BlockCounters::Lane& counters_;
   Slab* with_room_[kSizeClasses] = {};
   int live_[kSizeClasses] = {};  // live blocks that are, or could be, slots of the class
   std::unique_ptr<Space> space_;
+  const void* user_ = nullptr;  // arena: the thread that allocated last
+  int64_t escaped_live_ = 0;
+  std::map<uint64_t, int64_t>
+      escapes_;  // by bytes asked for, since the beginning; sizes from the 256th on together, as 0
 };
 
 }  // namespace pyalloc

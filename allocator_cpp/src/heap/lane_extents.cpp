@@ -23,6 +23,7 @@ Status Lane::take_extent(uint32_t units, uint32_t alignment, RangeState state, u
     Status status = heap_.make_space(*this);
     if (status != kOk) return status;
   }
+  if (units > space_->extents().units()) return heap_.too_large();
   Extents& extents = space_->extents();
   NodeId id = extents.quick_fit(kClean, units + alignment - 1);
   if (id != kNoNode) {
@@ -69,19 +70,21 @@ void Lane::forget_extent(const Range& range) {
 
 Status Lane::allocate_extent(size_t bytes, void** pointer) {
   heap_.poll_pending();
-  auto units = static_cast<uint32_t>((bytes + kUnit - 1) / kUnit);
+  uint64_t units = (bytes + kUnit - 1) / kUnit;
+  if (units > UINT32_MAX) return heap_.too_large();
   Usage usage{1, static_cast<int64_t>(units * kUnit), static_cast<int64_t>(bytes)};
   Lock lock(mutex_);
   NodeId id = kNoNode;
-  Status status = take_extent(units, 1, RangeState::kLive, bytes, id);
+  Status status = take_extent(static_cast<uint32_t>(units), 1, RangeState::kLive, bytes, id);
   if (status != kOk) return status;
   uint64_t address = space_->address(space_->extents().range(id));
   space_->set_start(address, id);
   if (bytes <= kLargestMiddle) count_live(size_class(bytes), 1);
-  bool counted = counters_.counters.hand_out(kSmall, usage);
+  if (arena_) user_ = &this_thread;
+  bool counted = counters_.counters.hand_out(kind(), usage);
   heap_.note_alloc(address, units * kUnit, stream_);
   lock.unlock();
-  if (!counted) block_counters_.settle(&counters_, kSmall, usage);
+  if (!counted) block_counters_.settle(&counters_, kind(), usage);
   *pointer = reinterpret_cast<void*>(address);
   return kOk;
 }
@@ -93,20 +96,56 @@ Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
   Range& range = space_->extents().range(id);
   Usage usage{1, static_cast<int64_t>(range.length * kUnit), static_cast<int64_t>(range.requested)};
   if (freed != nullptr) *freed = {heap_.device(), stream_, range.requested, range.length * kUnit};
+  if (range.escaped) --escaped_live_;
   if (range.recorded) {
     range.state = RangeState::kPending;
     range.recorded = false;
-    counters_.counters.take_back_pending(kSmall, usage);
-    block_counters_.pending_started(kSmall, usage);
-    heap_.free_later({&pool_, this, id, nullptr, 0, kSmall, usage.bytes, {}}, address, stream_);
+    counters_.counters.take_back_pending(kind(), usage);
+    block_counters_.pending_started(kind(), usage);
+    heap_.free_later({&pool_, this, id, nullptr, 0, kind(), usage.bytes, {}}, address, stream_);
     return kOk;
   }
-  counters_.counters.take_back(kSmall, usage);
+  counters_.counters.take_back(kind(), usage);
   heap_.note_free(address, range.length * kUnit, stream_);
   space_->set_start(address, kNoNode);
   forget_extent(range);
   give_extent(id);
   return kOk;
+}
+
+// --- the steps of an arena ---
+
+void Lane::escape(uint64_t bytes) {
+  ++escaped_live_;
+  auto found = escapes_.find(bytes);
+  ++(found == escapes_.end() && escapes_.size() >= kMostEscapeSizes ? escapes_[0] : escapes_[bytes]);
+}
+
+void Lane::end_step() {
+  Lock lock(mutex_);
+  if (user_ != &this_thread) return;
+  free_empty_slabs();
+  if (live().blocks <= escaped_live_) return;
+  Extents& extents = space_->extents();
+  for (NodeId id = extents.first(); id != kNoNode; id = extents.range(id).next) {
+    Range& range = extents.range(id);
+    if (range.state == RangeState::kLive && !range.escaped) {
+      range.escaped = true;
+      escape(range.requested);
+    }
+    if (range.state != RangeState::kSlab) continue;
+    Slab& slab = *space_->slab_at(space_->address(range));
+    for (unsigned slot = 0; slot < slab.slots; ++slot) {
+      if (!slab.live(slot) || Slab::test(slab.escaped_bits, slot)) continue;
+      Slab::set(slab.escaped_bits, slot);
+      escape(slab.requested(slot));
+    }
+  }
+}
+
+void Lane::add_escapes(std::map<uint64_t, int64_t>& sizes) {
+  Lock lock(mutex_);
+  for (const auto& [bytes, blocks] : escapes_) sizes[bytes] += blocks;
 }
 
 }  // namespace pyalloc

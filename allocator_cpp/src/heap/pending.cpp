@@ -33,7 +33,7 @@ Status DeviceHeap::find_block(Space& space, uint64_t address, pyalloc_block_info
 }
 
 Status DeviceHeap::record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned) {
-  Lane* user = lane_of(space.pool(), stream, owned);
+  Lane* user = lane_of(space.pool(), stream, owned, space.arena());
   if (user == nullptr) return PYALLOC_INVALID_ARGUMENT;
   auto unknown = [&] {
     return fail(PYALLOC_UNKNOWN_POINTER, "record_stream: 0x%llx is not the start of a live pyalloc block on device %d",

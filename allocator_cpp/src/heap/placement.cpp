@@ -46,6 +46,29 @@ void DeviceHeap::consider(Space& space, uint32_t units, uint32_t alignment, Stre
   });
 }
 
+// In an arena: the first that fits, in the order of the bins, whatever is mapped where. So the same requests get the same
+// addresses, as long as their memory, if others took it meanwhile, can be put back there.
+void DeviceHeap::consider_in_order(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream,
+                                   Choice& choice) {
+  bool blocked = false;
+  auto first_possible = [&] {
+    blocked = false;
+    space.extents().fitting(kClean, units + alignment - 1, kMostCandidates, [&](NodeId id) {
+      auto start = static_cast<uint32_t>(align_up(space.extents().range(id).start, alignment));
+      Backing::Cost cost = backing_.cost(space.memory(), uint64_t{start} * kUnit, uint64_t{units} * kUnit, stream);
+      if (!cost.impossible) choice = {id, start, cost};
+      blocked |= cost.impossible;
+      return cost.impossible;
+    });
+  };
+  first_possible();
+  if (!blocked || !backing_.has_stale()) return;
+  ContextScope scope(context_);
+  backing_.undo_stale(SIZE_MAX);
+  choice = Choice{};
+  first_possible();
+}
+
 // The end of the space that no stream freed, and with it what `stream` freed just below.
 void DeviceHeap::consider_fresh_end(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream,
                                     Choice& choice) {
@@ -101,6 +124,8 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
   Choice choice;
   auto consider_own = [&] {
     choice = Choice{};
+    if (space.arena()) consider_in_order(space, units, alignment, stream, choice);
+    if (choice.range != kNoNode) return;
     consider(space, units, alignment, stream, stream, choice);
     if (choice.score() != 0) consider(space, units, alignment, stream, kClean, choice);
     if (choice.score() != 0) consider_fresh_end(space, units, alignment, stream, choice);

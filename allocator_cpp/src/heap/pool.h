@@ -3,6 +3,8 @@
 // packed pools (weights, lora) the coarse space holds blocks of every size. What all pools share is the physical memory
 // (Backing): what is idle in one serves the next need of any.
 //
+// What is allocated in a scope of the workspace pool lies in an arena of its stream: a lane with blocks of every size.
+//
 // The lora pool has a reserve (reserve.cpp): mapped memory that is never idle, so that nobody takes it, in which loads
 // need no driver call. While there is one, the pool's blocks go nowhere else in it.
 //
@@ -27,13 +29,15 @@ constexpr PoolId kNoPool = UINT16_MAX;
 constexpr bool is_packed(PoolId id) { return id == PYALLOC_POOL_WEIGHTS || id == PYALLOC_POOL_LORA; }
 
 struct Pool {
-  Pool(DeviceHeap& heap, PoolId id, uint16_t space_id, size_t granule_bytes, MappedTotals& large)
-      : id(id), coarse(heap, *this, nullptr, space_id, granule_bytes, large, mapped, is_packed(id)) {}
+  Pool(DeviceHeap& heap, PoolId number, uint16_t space_id, size_t granule_bytes, MappedTotals (&of_kinds)[kKinds])
+      : id(number),
+        coarse(heap, *this, nullptr, is_packed(number) ? Layout::kPacked : Layout::kCoarse, space_id, granule_bytes,
+               of_kinds, mapped) {}
 
   const PoolId id;
   MappedTotals mapped;  // of all its spaces, and its limit
   Space coarse;
-  std::vector<Lane*> lanes_by_stream;
+  std::vector<Lane*> lanes_by_stream, arenas_by_stream;
   Usage live_coarse;  // blocks of the coarse space
 };
 

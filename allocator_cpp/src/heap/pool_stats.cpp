@@ -40,7 +40,7 @@ void DeviceHeap::get_pool_stats(PoolId id, pyalloc_pool_stats& stats) {
     if (space.lane() == nullptr) {
       live += pool->live_coarse;
     } else {
-      live += space.lane()->live(kSmall) + space.lane()->live(kLarge);
+      live += space.lane()->live();
     }
   });
   Lock lock(mutex_);

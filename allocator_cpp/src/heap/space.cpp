@@ -11,8 +11,8 @@ Status Space::create(uint64_t bytes, uint64_t least) {
   if (status != kOk) return status;
   extents_ = std::make_unique<Extents>(static_cast<uint32_t>(memory_.bytes() / kUnit));
   size_t cells = memory_.bytes() / cell_bytes();
-  if (!packed_ && !cells_.create(cells)) cells = 0;
-  if (cells == 0 || (!coarse_ && !slabs_.create(memory_.bytes() / slab_bytes(0)))) {
+  if (!packed() && !cells_.create(cells)) cells = 0;
+  if (cells == 0 || (!coarse() && !slabs_.create(memory_.bytes() / slab_bytes(0)))) {
     memory_.free_reservation();
     return fail(PYALLOC_OUT_OF_MEMORY, "the host has no address space left for the books of a pool");
   }
@@ -45,7 +45,7 @@ void Space::remove_slab(Slab& slab) {
 }
 
 NodeId Space::covering(uint64_t address) const {
-  if (packed_) {
+  if (packed()) {
     auto after = starts_.upper_bound(address);
     if (after == starts_.begin()) return kNoNode;
     const Range& range = extents_->range(std::prev(after)->second);
@@ -64,7 +64,7 @@ NodeId Space::covering(uint64_t address) const {
 
 bool Space::validate(std::string& reason) const {
   if (!extents_->validate(reason)) return false;
-  std::string where = coarse_ ? "coarse space: " : "fine space: ";
+  std::string where = coarse() ? "coarse space: " : arena() ? "arena: " : "lane's space: ";
   size_t granule = memory_.granule_bytes();
   uint64_t touched_slots = kept_slots, live_slots = 0;
   for (NodeId id = extents_->first(); id != kNoNode; id = extents_->range(id).next) {

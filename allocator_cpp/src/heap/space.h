@@ -1,6 +1,7 @@
 // One address space of a pool with its books: which slots are mapped (AddressSpace), which ranges are live (Extents),
-// and, by address, which block starts where. Each lane has a fine one for its blocks up to 1 MiB; larger blocks of all
-// streams share the coarse one. In a packed pool the coarse one holds blocks of every size, end to end.
+// and, by address, which block starts where. Each lane has one for its blocks up to 1 MiB; larger blocks of all streams
+// share the coarse one. An arena, the lane of a stream's steps, has blocks of every size, and so has the packed space of
+// a pool without lanes.
 //
 // Cells: a block is larger than a cell (16 KiB fine, 1 MiB coarse), so at most one block starts in a cell and one array
 // look-up finds it. Slabs cover whole cells. Ranges and cells change under the lane's lock (fine) or the heap's
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "base/lazy_array.h"
+#include "facts/usage.h"
 #include "heap/extents.h"
 #include "heap/size_class.h"
 #include "heap/slab.h"
@@ -23,24 +25,24 @@ class DeviceHeap;
 class Lane;
 struct Pool;
 
+enum class Layout : uint8_t { kLane, kArena, kCoarse, kPacked };
+
 class Space {
  public:
-  // `lane`: whose blocks up to 1 MiB live here; null for the coarse space, which all streams share.
-  Space(DeviceHeap& heap, Pool& pool, Lane* lane, uint16_t id, size_t granule_bytes, MappedTotals& of_kind,
-        MappedTotals& of_pool, bool packed = false)
-      : heap_(heap),
-        pool_(pool),
-        lane_(lane),
-        coarse_(lane == nullptr),
-        packed_(packed),
-        memory_(id, granule_bytes, of_kind, of_pool) {}
+  // `lane`: whose blocks live here; null for a space that all streams share.
+  Space(DeviceHeap& heap, Pool& pool, Lane* lane, Layout layout, uint16_t id, size_t granule_bytes,
+        MappedTotals (&of_kinds)[kKinds], MappedTotals& of_pool)
+      : heap_(heap), pool_(pool), lane_(lane), layout_(layout), memory_(id, granule_bytes, of_kinds[kind()], of_pool) {}
 
   Status create(uint64_t bytes, uint64_t least);
 
   DeviceHeap& heap() const { return heap_; }
   Pool& pool() const { return pool_; }
   Lane* lane() const { return lane_; }
-  bool coarse() const { return coarse_; }
+  bool coarse() const { return lane_ == nullptr; }
+  bool arena() const { return layout_ == Layout::kArena; }
+  // Which of torch's two kinds its segments are.
+  Kind kind() const { return layout_ == Layout::kLane ? kSmall : kLarge; }
   AddressSpace& memory() { return memory_; }
   const AddressSpace& memory() const { return memory_; }
   Extents& extents() { return *extents_; }
@@ -50,7 +52,7 @@ class Space {
   uint64_t kept_slots = 0;
 
   static constexpr size_t kFineCell = kLargestSmall, kCoarseCell = 1 * kMiB;
-  size_t cell_bytes() const { return coarse_ ? kCoarseCell : kFineCell; }
+  size_t cell_bytes() const { return coarse() ? kCoarseCell : kFineCell; }
 
   uint64_t offset(uint64_t address) const { return address - memory_.base(); }
   bool contains(uint64_t address) const { return address >= memory_.base() && offset(address) < memory_.bytes(); }
@@ -70,7 +72,7 @@ class Space {
 
   // The live or pending extent whose block starts in the cell of `address`.
   NodeId start_in_cell(uint64_t address) const {
-    if (packed_) {
+    if (packed()) {
       auto found = starts_.find(address);
       return found != starts_.end() ? found->second : kNoNode;
     }
@@ -78,7 +80,7 @@ class Space {
     return (cell & kSlabCell) == 0 ? cell : kNoNode;
   }
   void set_start(uint64_t address, NodeId id) {
-    if (packed_) {
+    if (packed()) {
       if (id != kNoNode) {
         starts_[address] = id;
       } else {
@@ -97,10 +99,11 @@ class Space {
   DeviceHeap& heap_;
   Pool& pool_;
   Lane* const lane_;
-  const bool coarse_, packed_;
+  const Layout layout_;
   AddressSpace memory_;
   static constexpr uint32_t kSlabCell = uint32_t{1} << 31;
 
+  bool packed() const { return layout_ == Layout::kPacked; }
   void set_cells(const Range& range, uint32_t value);
 
   std::unique_ptr<Extents> extents_;

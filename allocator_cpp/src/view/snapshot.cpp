@@ -77,7 +77,7 @@ void add_segments(const DeviceHeap& heap, const Space& space, std::vector<Segmen
     uint64_t start_address = memory.address(first), end_address = memory.address(end);
     SegmentCopy segment{};
     segment.view = {heap.device(),
-                    space.coarse() ? 1 : 0,
+                    space.kind() == kLarge ? 1 : 0,
                     pool_name(space.pool().id),
                     pointer(start_address),
                     end_address - start_address,

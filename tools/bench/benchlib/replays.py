@@ -155,7 +155,10 @@ def summarise(raw: Mapping[str, Any], prepared: PreparedTrace) -> dict[str, Any]
     if raw["samples"]:
         result["samples"] = raw["samples"]
     if "purpose_pools" in raw:
-        result["pools"] = raw["purpose_pools"]
+        live_peaks = dict(zip(prepared.trace.pools, prepared.trace.live_peaks, strict=True))
+        result["pools"] = {
+            name: {"live_peak": live_peaks.get(name, 0), **figures} for name, figures in raw["purpose_pools"].items()
+        }
     if "counters" in raw:
         result["counters"] = raw["counters"]
     return result

@@ -43,6 +43,7 @@ class Trace:
     blocks: int = 0
     streams: int = 1
     pools: list[str] = field(default_factory=lambda: [DEFAULT_POOL])
+    live_peaks: list[int] = field(default_factory=lambda: [0])  # of each pool
     live_peak: int = 0
     ignored: int = 0  # rows that mean nothing: frees of blocks the trace never allocated, failed allocations
 
@@ -61,11 +62,13 @@ class TraceBuilder:
     def __init__(self, name: str, pools: Sequence[str] = ()) -> None:
         """pools: their names in the order of their numbers; more are added as they come."""
         self.trace = Trace(name)
-        self._live: dict[object, tuple[int, int]] = {}  # id -> block number, bytes
+        self._live: dict[object, tuple[int, int, int]] = {}  # id -> block number, bytes, pool
         self._streams: dict[object, int] = {0: 0}
         self.trace.pools = list(pools) or [DEFAULT_POOL]
         self._pools = {pool: number for number, pool in enumerate(self.trace.pools)}
         self._live_bytes = 0
+        self._live_in = [0] * len(self._pools)
+        self.trace.live_peaks = [0] * len(self._pools)
         self._time = 0.0
 
     def alloc(self, key: object, size: int, stream: object, time_us: float, pool: str = DEFAULT_POOL) -> None:
@@ -73,10 +76,13 @@ class TraceBuilder:
             raise BenchError(f"block {key!r} is allocated twice without a free between")
         block = self.trace.blocks
         self.trace.blocks += 1
-        self._live[key] = (block, size)
+        number = self._pool(pool)
+        self._live[key] = (block, size, number)
         self._live_bytes += size
+        self._live_in[number] += size
         self.trace.live_peak = max(self.trace.live_peak, self._live_bytes)
-        self._add(ALLOC, block, size, self._stream(stream), time_us, self._pool(pool))
+        self.trace.live_peaks[number] = max(self.trace.live_peaks[number], self._live_in[number])
+        self._add(ALLOC, block, size, self._stream(stream), time_us, number)
 
     def free(self, key: object, time_us: float) -> None:
         found = self._live.pop(key, None)
@@ -84,6 +90,7 @@ class TraceBuilder:
             self.trace.ignored += 1
             return
         self._live_bytes -= found[1]
+        self._live_in[found[2]] -= found[1]
         self._add(FREE, found[0], 0, 0, time_us)
 
     def record(self, key: object, stream: object, time_us: float) -> None:
@@ -112,6 +119,8 @@ class TraceBuilder:
             if number > 255:
                 raise BenchError(f"pool {name!r} is number {number + 1} of the trace; at most 256 are supported")
             self.trace.pools.append(name)
+            self._live_in.append(0)
+            self.trace.live_peaks.append(0)
         return number
 
     def _add(self, op: int, block: int, size: int, stream: int, time_us: float, pool: int = 0) -> None:
