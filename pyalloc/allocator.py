@@ -86,6 +86,7 @@ def enable(
     check: Literal["off", "cheap", "full"] | None = None,
     guard: Switch | None = None,
     lora_reserve: Size | None = None,
+    kv_large_threshold: Size | None = None,
     lora_overflow: Literal["general", "error"] | None = None,
 ) -> bool:
     """Makes pyalloc torch's CUDA allocator for the rest of this process. Call it before the first use of CUDA.
@@ -119,6 +120,7 @@ def enable(
             "check": check,
             "guard": guard,
             "lora_reserve": lora_reserve,
+            "kv_large_threshold": kv_large_threshold,
             "lora_overflow": lora_overflow,
         }
     )

@@ -133,6 +133,30 @@ def test_latency_of_every_allocator() -> None:
     assert report["exact_peaks"]["pyalloc"] == {"1": True, "2": True, "4": True}
 
 
+def test_small_adapters_fit_the_reserve_of_a_full_device() -> None:
+    report = bench("lora_loads.py", "--loads", "150")
+    ours, native, _ = report["results"]
+    assert (ours["allocator"], ours["loads"], ours["driver_calls"], ours["overflowed_blocks"]) == ("pyalloc", 150, 0, 0)
+    assert ours["unloaded_first"] == 0
+    assert (native["allocator"], native["loads"]) == ("native", 150)
+
+
+def test_images_in_slabs_and_without(tmp_path: Path) -> None:
+    requests = tmp_path / "requests.csv"
+    lines = [f"{i / 10},{i % 90},{' '.join(['700', '4000', '0'][: 1 + i % 3])}" for i in range(300)]
+    requests.write_text("arrival_s,output_tokens,image_tokens_each\n" + "\n".join(lines) + "\n")
+    report = bench("image_tokens.py", str(requests))
+    assert report["requests"] == 300
+    for one in report["results"]:
+        assert one["violations"] == one["refused"] == 0
+        assert 0 <= one["granule_mean"] <= one["granule_most"] < 0.5
+    without, default = report["results"][:2]
+    assert without["used_over_live"] < default["used_over_live"]
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("a,b\n1,2\n")
+    assert "expected CSV with columns arrival_s" in bench("image_tokens.py", str(wrong), fails=True)["error"]
+
+
 def test_errors_are_one_line(trace: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("a,b\n1,2\n")

@@ -163,8 +163,8 @@ int64_t Backing::break_up(int64_t wanted) {
 // Slots behind `last` to which a new handle may reach: none has ever been used. Only where the device has room for
 // handles of the largest size.
 uint32_t Backing::unused_behind(const AddressSpace& space, uint32_t last) const {
-  if (!policy_.reach_ahead || space.one_stream || last < space.highest_used() || largest_handle() < kHandleSizes[0] ||
-      !may_split(kHandleSizes[0]))
+  if (!policy_.reach_ahead || space.one_stream || space.slab_slots > 1 || last < space.highest_used() ||
+      largest_handle() < kHandleSizes[0] || !may_split(kHandleSizes[0]))
     return 0;
   uint32_t end = std::min(last + kHandleSizes[0], space.slots()), next = last + 1;
   while (next < end && !space.slot(next).stale) ++next;

@@ -90,6 +90,7 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context co
       guard_(options.guard),
       caching_(options.caching),
       lora_overflow_(options.lora_overflow),
+      kv_large_threshold_(options.kv_large_threshold),
       check_(options.check),
       backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_),
       fraction_(options.memory_fraction) {
@@ -108,14 +109,26 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
   ContextScope scope(context_);
   Pool& pool = pools_.emplace_back(*this, id, backing_.next_space(), granule_bytes_, mapped_);
   uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte : kPoolAddressesPerByte;
-  Status status = pool.coarse.create(std::max(kFewestAddresses, per_byte * total_bytes()), total_bytes());
+  uint64_t wanted = std::max(kFewestAddresses, per_byte * total_bytes());
+  Status status = pool.coarse.create(wanted, total_bytes());
+  if (status == kOk && id == PYALLOC_POOL_KV && !guard_ && kv_large_threshold_ > 0 &&
+      Space::kLargePage % granule_bytes_ == 0) {
+    auto number = static_cast<uint16_t>(backing_.next_space() + 1);
+    pool.large_pages = std::make_unique<Space>(*this, pool, nullptr, Layout::kLargePages, number, granule_bytes_,
+                                               mapped_, pool.mapped);
+    status = pool.large_pages->create(wanted, total_bytes());
+    if (status != kOk) pool.coarse.memory().free_reservation();
+  }
   if (status != kOk) {
     pools_.pop_back();
     return status;
   }
   set_limit(pool, pool_limits_[id]);
-  backing_.add_space(pool.coarse.memory());
-  add_to_address_map(pool.coarse);
+  for (Space* space : {&pool.coarse, pool.large_pages.get()}) {
+    if (space == nullptr) continue;
+    backing_.add_space(space->memory());
+    add_to_address_map(*space);
+  }
   opened = &pool;
   pools_by_id_[id].store(opened, std::memory_order_release);
   return kOk;
@@ -188,15 +201,19 @@ Status DeviceHeap::make_space(Lane& lane) {
 uint64_t DeviceHeap::block_address(const Space& space, const Range& range) const {
   uint64_t address = space.address(range);
   // A guarded block ends where its last granule ends, so that the first byte beyond it faults.
-  return guard_ ? address + committed_bytes(range) - align_up(range.requested, kUnit) : address;
+  return guard_ ? address + committed(space, range).bytes - align_up(range.requested, kUnit) : address;
 }
 
 size_t DeviceHeap::block_bytes(const Range& range) const {
   return guard_ ? align_up(range.requested, kUnit) : size_t{range.length} * kUnit;
 }
 
-size_t DeviceHeap::committed_bytes(const Range& range) const {
-  return size_t{range.length} * kUnit - (guard_ ? granule_bytes_ : 0);
+// The memory behind a place: whole slabs in large pages; all but the last granule of a guarded block.
+DeviceHeap::Piece DeviceHeap::committed(const Space& space, uint32_t start, uint32_t units) const {
+  uint64_t offset = uint64_t{start} * kUnit, end = offset + uint64_t{units} * kUnit;
+  if (!space.large_pages()) return {offset, end - offset - (guard_ && space.coarse() ? granule_bytes_ : 0)};
+  uint64_t slab = uint64_t{space.slab_units()} * kUnit;
+  return {align_down(offset, slab), align_up(end, slab) - align_down(offset, slab)};
 }
 
 Status DeviceHeap::allocate(PoolId id, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
@@ -213,24 +230,29 @@ Status DeviceHeap::allocate(PoolId id, cuda::Stream stream, bool owned, size_t b
   if (lane == nullptr) return PYALLOC_INVALID_ARGUMENT;
   if (arena) return lane->allocate(bytes, pointer);
   if (id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) {
-    status = allocate_coarse(*lane, bytes, pointer);
+    status = allocate_coarse(*lane, pool->coarse, bytes, pointer);
     if (status != PYALLOC_OUT_OF_MEMORY || !lora_overflow_) return status;
     status = allocate(kGeneralPool, stream, owned, bytes, pointer);
     if (status == kOk) count(counters_.lora_overflows);
     return status;
   }
+  if (pool->large_pages != nullptr && bytes > kLargestFine && bytes >= kv_large_threshold_ &&
+      bytes <= Space::kLargePage) {
+    status = allocate_coarse(*lane, *pool->large_pages, bytes, pointer);
+    if (status != PYALLOC_OUT_OF_MEMORY) return status;  // no room for a slab, but perhaps for the block
+  }
   bool fine = bytes <= kLargestFine && !guard_ && !is_packed(id);
-  return fine ? lane->allocate(bytes, pointer) : allocate_coarse(*lane, bytes, pointer);
+  return fine ? lane->allocate(bytes, pointer) : allocate_coarse(*lane, pool->coarse, bytes, pointer);
 }
 
-Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
+Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void** pointer) {
   poll_pending();
   Pool& pool = lane.pool();
   size_t rounded = align_up(bytes, kUnit);
   size_t wanted = guard_ ? align_up(rounded, granule_bytes_) + granule_bytes_ : rounded;
   auto alignment = static_cast<uint32_t>(guard_ ? granule_bytes_ / kUnit : 1);
   Kind kind = kind_of(pool.id, rounded);
-  if (wanted > pool.coarse.memory().bytes()) return too_large();
+  if (wanted > space.memory().bytes()) return too_large();
   Usage usage{1, static_cast<int64_t>(rounded), static_cast<int64_t>(bytes)};
   bool counted = false;
   {
@@ -238,12 +260,12 @@ Status DeviceHeap::allocate_coarse(Lane& lane, size_t bytes, void** pointer) {
     NodeId id = kNoNode;
     auto units = static_cast<uint32_t>(wanted / kUnit);
     bool reserve = pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0;
-    Status status = reserve ? place_mapped(pool.coarse, units, lane.index(), bytes, id)
-                            : place(pool.coarse, units, alignment, lane.index(), RangeState::kLive, bytes, id);
+    Status status = reserve ? place_mapped(space, units, lane.index(), bytes, id)
+                            : place(space, units, alignment, lane.index(), RangeState::kLive, bytes, id);
     observe();
     if (status != kOk) return status;
-    uint64_t address = block_address(pool.coarse, pool.coarse.extents().range(id));
-    pool.coarse.set_start(address, id);
+    uint64_t address = block_address(space, space.extents().range(id));
+    space.set_start(address, id);
     pool.live_coarse += usage;
     counted = block_counters_.extents().counters.hand_out(kind, usage);
     *pointer = reinterpret_cast<void*>(address);
@@ -323,7 +345,7 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
     range.recorded = false;
     block_counters_.extents().counters.take_back_pending(kind, usage);
     block_counters_.pending_started(kind, usage);
-    PendingFree pending{&space.pool(), nullptr, id, nullptr, 0, kind, usage.bytes, {}};
+    PendingFree pending{&space, id, nullptr, 0, kind, usage.bytes, {}};
     stamp_recorded(pending, address, stream);
     pending_.push_back(std::move(pending));
     pending_count_.fetch_add(1, std::memory_order_relaxed);

@@ -41,9 +41,10 @@ struct HeapOptions {
   bool cross_stream_wait = true;
   bool guard = false;
   uint64_t lora_reserve = 0;
-  std::vector<uint64_t> pool_limits;  // by PoolId
-  bool lora_overflow = true;          // what does not fit the reserve goes to the general pool
-  bool caching = true;                // off: PYTORCH_NO_CUDA_MEMORY_CACHING
+  std::vector<uint64_t> pool_limits;       // by PoolId
+  uint64_t kv_large_threshold = 4 * kMiB;  // KV tensors from this size on share slabs of 16 MiB; 0: never
+  bool lora_overflow = true;               // what does not fit the reserve goes to the general pool
+  bool caching = true;                     // off: PYTORCH_NO_CUDA_MEMORY_CACHING
   Check check = Check::kCheap;
 };
 
@@ -122,8 +123,7 @@ class DeviceHeap {
 
   // A freed block that waits for other streams: a slot or an extent of a lane, or an extent of the coarse space.
   struct PendingFree {
-    Pool* pool = nullptr;
-    Lane* lane = nullptr;  // null: coarse
+    Space* space = nullptr;
     NodeId range = kNoNode;
     Slab* slab = nullptr;
     unsigned slot = 0;
@@ -167,6 +167,7 @@ class DeviceHeap {
   void keep(Pool& pool, Reserve& which, Reserve now);
   void end_prepared();
   static constexpr uint64_t kNowhere = UINT64_MAX;
+  Choice mapped_fit(const Space& space, uint32_t units, StreamIndex stream) const;
   uint64_t find_clean(const Space& space, uint64_t from, uint64_t bytes) const;
   Status place_mapped(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed);
   void refused_by(PoolId pool, bool by_limit) {
@@ -178,7 +179,7 @@ class DeviceHeap {
   Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
   Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena);  // null: too many streams
-  Status allocate_coarse(Lane& lane, size_t bytes, void** pointer);
+  Status allocate_coarse(Lane& lane, Space& space, size_t bytes, void** pointer);
   Status allocate_direct(cuda::Stream stream, size_t bytes, void** pointer);
   Status deallocate_coarse(Space& space, uint64_t address, pyalloc_freed* freed);
   NodeId live_coarse_at(const Space& space, uint64_t address) const;
@@ -188,6 +189,7 @@ class DeviceHeap {
                uint64_t requested, NodeId& placed);
   void consider(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, uint16_t owner, Choice& choice);
   void consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
+  Backing::Cost cost_of(const Space& space, uint32_t start, uint32_t units, StreamIndex stream) const;
   void consider_in_order(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
   void consider_fresh_end(Space& space, uint32_t units, uint32_t alignment, StreamIndex stream, Choice& choice);
   Status put(Space& space, const Choice& choice, uint32_t units, StreamIndex stream, RangeState state,
@@ -197,7 +199,11 @@ class DeviceHeap {
 
   uint64_t block_address(const Space& space, const Range& range) const;  // of a coarse block
   size_t block_bytes(const Range& range) const;
-  size_t committed_bytes(const Range& range) const;
+  struct Piece {
+    uint64_t offset, bytes;
+  };
+  Piece committed(const Space& space, uint32_t start, uint32_t units) const;
+  Piece committed(const Space& space, const Range& range) const { return committed(space, range.start, range.length); }
   void stamp_recorded(PendingFree& pending, uint64_t address, cuda::Stream home);
   void observe();
   template <class Visit>
@@ -212,6 +218,7 @@ class DeviceHeap {
   const cuda::Context context_;
   const size_t granule_bytes_;
   const bool oracle_, guard_, caching_, lora_overflow_;
+  const uint64_t kv_large_threshold_;
   const Check check_;
 
   RankedMutex mutex_{Rank::kHeap};
@@ -249,7 +256,10 @@ template <class Visit>
 void DeviceHeap::each_space(Visit&& visit) {
   for (Lane& lane : lanes_)
     if (lane.space() != nullptr) visit(*lane.space());
-  for (Pool& pool : pools_) visit(pool.coarse);
+  for (Pool& pool : pools_) {
+    visit(pool.coarse);
+    if (pool.large_pages != nullptr) visit(*pool.large_pages);
+  }
 }
 
 template <class Visit>

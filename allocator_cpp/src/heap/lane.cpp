@@ -121,7 +121,7 @@ Status Lane::deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed)
     Slab::set(slab.pending_bits, index);
     counters_.counters.take_back_pending(kind(), usage);
     block_counters_.pending_started(kind(), usage);
-    heap_.free_later({&pool_, this, kNoNode, &slab, index, kind(), usage.bytes, {}}, address, stream_);
+    heap_.free_later({space_.get(), kNoNode, &slab, index, kind(), usage.bytes, {}}, address, stream_);
     return kOk;
   }
   counters_.counters.take_back(kind(), usage);

@@ -102,7 +102,7 @@ Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
     range.recorded = false;
     counters_.counters.take_back_pending(kind(), usage);
     block_counters_.pending_started(kind(), usage);
-    heap_.free_later({&pool_, this, id, nullptr, 0, kind(), usage.bytes, {}}, address, stream_);
+    heap_.free_later({space_.get(), id, nullptr, 0, kind(), usage.bytes, {}}, address, stream_);
     return kOk;
   }
   counters_.counters.take_back(kind(), usage);

@@ -99,11 +99,11 @@ bool DeviceHeap::poll_pending() {
     for (PendingFree& one : pending_) {
       if (!complete(one)) {
         left.push_back(std::move(one));
-      } else if (one.lane != nullptr) {
+      } else if (one.space->lane() != nullptr) {
         in_lanes.push_back(std::move(one));  // their lane's lock comes before the heap's
       } else {
         any = true;
-        Space& coarse = one.pool->coarse;
+        Space& coarse = *one.space;
         coarse.set_start(block_address(coarse, coarse.extents().range(one.range)), kNoNode);
         block_counters_.pending_ended(one.kind, {1, one.bytes, 0});
         release_coarse(coarse, one.range);
@@ -114,7 +114,7 @@ bool DeviceHeap::poll_pending() {
     pending_count_.store(pending_.size() + in_lanes.size(), std::memory_order_relaxed);
     observe();
   }
-  for (const PendingFree& one : in_lanes) one.lane->finish_pending(one.slab, one.slot, one.range);
+  for (const PendingFree& one : in_lanes) one.space->lane()->finish_pending(one.slab, one.slot, one.range);
   if (!in_lanes.empty()) {
     Lock lock(mutex_);
     finishing_ = 0;

@@ -13,22 +13,31 @@ constexpr int kSlotBudget = 8192, kMostCandidates = 32, kFewestCandidates = 4;
 
 }  // namespace
 
+Backing::Cost DeviceHeap::cost_of(const Space& space, uint32_t start, uint32_t units, StreamIndex stream) const {
+  Piece piece = committed(space, start, units);
+  return backing_.cost(space.memory(), piece.offset, piece.bytes, stream);
+}
+
 void DeviceHeap::consider_range(Space& space, NodeId id, uint32_t units, uint32_t alignment, StreamIndex stream,
                                 Choice& choice) {
   const Range& range = space.extents().range(id);
   auto low = static_cast<uint32_t>(align_up(range.start, alignment));
   uint64_t end = uint64_t{range.start} + range.length;
+  uint32_t slab = space.slab_units();
+  if (slab > 0 && low / slab != (low + units - 1) / slab) low = static_cast<uint32_t>(align_up(low, slab));
   if (low + uint64_t{units} > end) return;
   auto high = static_cast<uint32_t>(align_down(end - units, alignment));
+  if (slab > 0 && high / slab != (high + units - 1) / slab) high = std::max(low, high / slab * slab + slab - units);
   // Of the fresh end only its low end, since the space grows from there; or, where old mappings still stand, behind all
   // that was ever mapped.
   bool fresh_end = id == space.extents().last();
   if (fresh_end) {
-    uint64_t unused = align_up(uint64_t{space.memory().highest_used()} * granule_bytes_ / kUnit, alignment);
+    uint64_t unused =
+        align_up(uint64_t{space.memory().highest_used()} * granule_bytes_ / kUnit, std::max(slab, alignment));
     high = unused > low && unused + units <= end ? static_cast<uint32_t>(unused) : low;
   }
   auto offer = [&](uint32_t start) {
-    Backing::Cost cost = backing_.cost(space.memory(), uint64_t{start} * kUnit, uint64_t{units} * kUnit, stream);
+    Backing::Cost cost = cost_of(space, start, units, stream);
     if (!cost.impossible && cost.score() < choice.score()) choice = {id, start, cost};
     return !cost.impossible;
   };
@@ -55,7 +64,7 @@ void DeviceHeap::consider_in_order(Space& space, uint32_t units, uint32_t alignm
     blocked = false;
     space.extents().fitting(kClean, units + alignment - 1, kMostCandidates, [&](NodeId id) {
       auto start = static_cast<uint32_t>(align_up(space.extents().range(id).start, alignment));
-      Backing::Cost cost = backing_.cost(space.memory(), uint64_t{start} * kUnit, uint64_t{units} * kUnit, stream);
+      Backing::Cost cost = cost_of(space, start, units, stream);
       if (!cost.impossible) choice = {id, start, cost};
       blocked |= cost.impossible;
       return cost.impossible;
@@ -80,8 +89,10 @@ void DeviceHeap::consider_fresh_end(Space& space, uint32_t units, uint32_t align
   if (below == kNoNode || extents.range(below).state != RangeState::kFree || extents.range(below).owner != stream)
     return;
   auto start = static_cast<uint32_t>(align_up(extents.range(below).start, alignment));
+  if (uint32_t slab = space.slab_units(); slab > 0 && start / slab != (start + units - 1) / slab)
+    start = static_cast<uint32_t>(align_up(start, slab));
   if (start >= extents.range(fresh).start || start + uint64_t{units} >= extents.units()) return;
-  Backing::Cost cost = backing_.cost(space.memory(), uint64_t{start} * kUnit, uint64_t{units} * kUnit, stream);
+  Backing::Cost cost = cost_of(space, start, units, stream);
   if (!cost.impossible && cost.score() < choice.score()) choice = {below, start, cost};
 }
 
@@ -95,8 +106,8 @@ Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, Strea
   if (into_fresh_end) space.extents().move_border(choice.range, choice.start + units);
   placed = space.extents().take(choice.range, choice.start, units, state, stream, requested);
   const Range& range = space.extents().range(placed);
-  uint64_t bytes = space.coarse() ? committed_bytes(range) : uint64_t{range.length} * kUnit;
-  Status status = backing_.commit(space.memory(), uint64_t{range.start} * kUnit, bytes, stream);
+  Piece piece = committed(space, range);
+  Status status = backing_.commit(space.memory(), piece.offset, piece.bytes, stream);
   if (status != kOk) {
     NodeId freed = space.extents().give(placed, owner, stamp);
     if (into_fresh_end) space.extents().move_border(freed, border);
@@ -202,7 +213,8 @@ void DeviceHeap::release_coarse(Space& space, NodeId id) {
     ContextScope scope(context_, !clocks_.owned(user));
     position = clocks_.free_position(user);
   }
-  backing_.uncommit(space.memory(), uint64_t{range.start} * kUnit, committed_bytes(range), user, position);
+  Piece piece = committed(space, range);
+  backing_.uncommit(space.memory(), piece.offset, piece.bytes, user, position);
   space.extents().give(id, user, position);
 }
 

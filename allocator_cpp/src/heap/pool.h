@@ -3,6 +3,9 @@
 // packed pools (weights, lora) the coarse space holds blocks of every size. What all pools share is the physical memory
 // (Backing): what is idle in one serves the next need of any.
 //
+// KV tensors of the kv pool from `kv_large_threshold` to 16 MiB lie in large pages: a space in which memory comes and
+// goes 16 MiB at a time, so that what a few of them leave together moves together.
+//
 // What is allocated in a scope of the workspace pool lies in an arena of its stream: a lane with blocks of every size.
 //
 // The lora pool has a reserve (reserve.cpp): mapped memory that is never idle, so that nobody takes it, in which loads
@@ -12,6 +15,7 @@
 // `lanes_by_stream` (the lock for making lanes) and what never changes.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "facts/usage.h"
@@ -37,8 +41,9 @@ struct Pool {
   const PoolId id;
   MappedTotals mapped;  // of all its spaces, and its limit
   Space coarse;
+  std::unique_ptr<Space> large_pages;  // kv's
   std::vector<Lane*> lanes_by_stream, arenas_by_stream;
-  Usage live_coarse;  // blocks of the coarse space
+  Usage live_coarse;  // blocks of the spaces without a lane
 };
 
 }  // namespace pyalloc

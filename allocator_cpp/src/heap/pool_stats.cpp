@@ -37,13 +37,10 @@ void DeviceHeap::get_pool_stats(PoolId id, pyalloc_pool_stats& stats) {
   with_everything_locked([&](const Space& space) {
     if (pool == nullptr || &space.pool() != pool) return;
     largest = std::max(largest, largest_free_in(space));
-    if (space.lane() == nullptr) {
-      live += pool->live_coarse;
-    } else {
-      live += space.lane()->live();
-    }
+    if (space.lane() != nullptr) live += space.lane()->live();
   });
   Lock lock(mutex_);
+  if (pool != nullptr) live += pool->live_coarse;
   auto granule = static_cast<int64_t>(granule_bytes_);
   stats.limit = static_cast<int64_t>(pool_limits_[id]);
   if (pool == nullptr) return;

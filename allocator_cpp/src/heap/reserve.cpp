@@ -102,8 +102,35 @@ void DeviceHeap::end_prepared() {
   self_check();
 }
 
-// A block of the lora pool while there is a reserve: only where memory is mapped already, in the shortest mapped run
-// that fits; own and clean ranges first, then, after a wait on the GPU, those of other streams.
+// The shortest range, of those first in the bins, whose low end is mapped: what a load finds nearly always.
+DeviceHeap::Choice DeviceHeap::mapped_fit(const Space& space, uint32_t units, StreamIndex stream) const {
+  constexpr int kLooks = 8;
+  Choice choice;
+  uint32_t shortest = UINT32_MAX;
+  auto mapped = [&](uint32_t start) {
+    uint64_t offset = uint64_t{start} * kUnit;
+    auto last = static_cast<uint32_t>((offset + uint64_t{units} * kUnit - 1) / granule_bytes_);
+    for (auto index = static_cast<uint32_t>(offset / granule_bytes_); index <= last; ++index)
+      if (space.memory().slot(index).handle == 0) return false;
+    return true;
+  };
+  for (uint16_t owner : {uint16_t{stream}, kClean}) {
+    space.extents().fitting(owner, units, kLooks, [&](NodeId id) {
+      const Range& range = space.extents().range(id);
+      if (range.length >= shortest) return false;
+      if (!mapped(range.start)) return true;
+      Backing::Cost cost = cost_of(space, range.start, units, stream);
+      if (cost.impossible) return true;
+      choice = {id, range.start, cost};
+      shortest = range.length;
+      return false;
+    });
+  }
+  return choice;
+}
+
+// A block of the lora pool while there is a reserve: only where memory is mapped already, in a short mapped run that
+// fits; own and clean ranges first, then, after a wait on the GPU, those of other streams.
 Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed) {
   Extents& extents = space.extents();
   const AddressSpace& memory = space.memory();
@@ -131,8 +158,9 @@ Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream
     }
     return choice;
   };
-  ContextScope scope(context_);
-  Choice choice = shortest(false);
+  Choice choice = mapped_fit(space, units, stream);
+  ContextScope scope(context_, choice.range == kNoNode || choice.cost.waits);
+  if (choice.range == kNoNode) choice = shortest(false);
   if (choice.range == kNoNode) {
     clean_finished(space);
     choice = shortest(false);

@@ -76,7 +76,10 @@ bool Space::validate(std::string& reason) const {
       if (slab == nullptr || slab->range != id || slab->base != address(range))
         return reason = where + "a slab and its range disagree", false;
     }
-    touched_slots += (end - 1) / granule - start / granule + 1;
+    uint64_t step = granule * memory_.slab_slots;
+    touched_slots += ((end - 1) / step - start / step + 1) * memory_.slab_slots;
+    if (large_pages() && start / step != (end - 1) / step)
+      return reason = where + "a block lies over the border of two slabs", false;
   }
   for (uint32_t index = 0; index < memory_.highest_used(); ++index) live_slots += memory_.slot(index).live;
   // Guarded blocks end in an unmapped granule that no slot counts; validate() of the heap knows whether there are any.

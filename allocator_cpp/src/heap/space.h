@@ -25,14 +25,16 @@ class DeviceHeap;
 class Lane;
 struct Pool;
 
-enum class Layout : uint8_t { kLane, kArena, kCoarse, kPacked };
+enum class Layout : uint8_t { kLane, kArena, kCoarse, kPacked, kLargePages };
 
 class Space {
  public:
   // `lane`: whose blocks live here; null for a space that all streams share.
   Space(DeviceHeap& heap, Pool& pool, Lane* lane, Layout layout, uint16_t id, size_t granule_bytes,
         MappedTotals (&of_kinds)[kKinds], MappedTotals& of_pool)
-      : heap_(heap), pool_(pool), lane_(lane), layout_(layout), memory_(id, granule_bytes, of_kinds[kind()], of_pool) {}
+      : heap_(heap), pool_(pool), lane_(lane), layout_(layout), memory_(id, granule_bytes, of_kinds[kind()], of_pool) {
+    if (large_pages()) memory_.slab_slots = static_cast<uint32_t>(kLargePage / granule_bytes);
+  }
 
   Status create(uint64_t bytes, uint64_t least);
 
@@ -40,6 +42,12 @@ class Space {
   Pool& pool() const { return pool_; }
   Lane* lane() const { return lane_; }
   bool coarse() const { return lane_ == nullptr; }
+  // Where memory comes and goes in slabs of several granules (kv).
+  bool large_pages() const { return layout_ == Layout::kLargePages; }
+  // Units of a slab; no block lies over the border of two. 0: no slabs.
+  uint32_t slab_units() const {
+    return large_pages() ? static_cast<uint32_t>(memory_.slab_slots * memory_.granule_bytes() / kUnit) : 0;
+  }
   bool arena() const { return layout_ == Layout::kArena; }
   // Which of torch's two kinds its segments are.
   Kind kind() const { return layout_ == Layout::kLane ? kSmall : kLarge; }
@@ -51,6 +59,7 @@ class Space {
   // Slots touched once more than blocks do, so that they stay mapped (reserve.cpp).
   uint64_t kept_slots = 0;
 
+  static constexpr size_t kLargePage = 16 * kMiB;
   static constexpr size_t kFineCell = kLargestSmall, kCoarseCell = 1 * kMiB;
   size_t cell_bytes() const { return coarse() ? kCoarseCell : kFineCell; }
 

@@ -47,6 +47,8 @@ class AddressSpace {
   // Set when one stream alone uses this space: whoever is ordered after an earlier use of a granule then is so for
   // good.
   bool one_stream = false;
+  // Memory comes and goes in slabs of so many slots, from a multiple of it on; no block lies over the border of two.
+  uint32_t slab_slots = 1;
 
   uint16_t id() const { return id_; }
   uint64_t base() const { return base_; }

@@ -67,7 +67,7 @@ def _choose_pyalloc(options: dict[str, Any]) -> Chosen:
     try:
         import pyalloc
 
-        pyalloc.enable(bridge="require", lora_reserve=0, **options)
+        pyalloc.enable(**{"bridge": "require", "lora_reserve": 0, **options})
         enable_ms = (time.perf_counter() - started) * 1e3
         dll = ctypes.CDLL(pyalloc.library_path())
     except (PyallocError, TypeError) as error:
