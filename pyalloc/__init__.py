@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .allocator import enable as enable
     from .allocator import is_enabled as is_enabled
     from .allocator import library_path as library_path
+    from .attribution import Bill as Bill
+    from .attribution import bill as bill
+    from .attribution import bills as bills
+    from .attribution import tag as tag
     from .errors import BridgeError as BridgeError
     from .errors import ConfigError as ConfigError
     from .errors import DriverError as DriverError
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "_version": ("__version__",),
     "allocator": ("enable", "is_enabled", "library_path"),
+    "attribution": ("Bill", "bill", "bills", "tag"),
     "errors": (
         "BridgeError",
         "ConfigError",

@@ -101,7 +101,15 @@ class Library:
         self._dll.pyalloc_set_pool_limit.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
         self._dll.pyalloc_escapes_json.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
         self._dll.pyalloc_escapes_json.restype = ctypes.c_size_t
-        for name in ("config_json", "driver_json", "stat_fields_json", "pool_fields_json", "oom_json"):
+        for name in (
+            "config_json",
+            "driver_json",
+            "stat_fields_json",
+            "pool_fields_json",
+            "oom_json",
+            "tag_fields_json",
+            "bills_json",
+        ):
             function = getattr(self._dll, f"pyalloc_{name}")
             function.restype = ctypes.c_size_t
             function.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
@@ -240,9 +248,7 @@ class Library:
 
     @functools.cached_property
     def _pool_stats_type(self) -> type[ctypes.Structure]:
-        columns: list[tuple[str, Any]] = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)]
-        columns += [(field["name"], ctypes.c_int64) for field in self.pool_fields]
-        return type("PoolStats", (ctypes.Structure,), {"_fields_": columns})
+        return _int64_struct("PoolStats", self.pool_fields)
 
     def pool_stats(self, device: int, number: int) -> dict[str, int]:
         """A pool's figures on one device, by the names of `pool_fields`."""
@@ -251,6 +257,38 @@ class Library:
         self._check(self._dll.pyalloc_get_pool_stats(device, number, ctypes.byref(stats)))
         return {field["name"]: int(getattr(stats, field["name"])) for field in self.pool_fields}
 
+    def push_tag(self, name: str) -> int:
+        """This thread's blocks are charged to the tag until the matching pop_tag() of the number returned."""
+        number = ctypes.c_uint32()
+        self._check(self._dll.pyalloc_push_tag(name.encode(), ctypes.byref(number)))
+        return number.value
+
+    def pop_tag(self, number: int) -> None:
+        """Leaves the tag pushed last; StateError for any other."""
+        self._check(self._dll.pyalloc_pop_tag(number))
+
+    @functools.cached_property
+    def tag_fields(self) -> list[dict[str, str]]:
+        """The table of a bill's figures: name, unit and help."""
+        fields: list[dict[str, str]] = self._json(self._dll.pyalloc_tag_fields_json)
+        return fields
+
+    @functools.cached_property
+    def _bill_type(self) -> type[ctypes.Structure]:
+        return _int64_struct("Bill", self.tag_fields)
+
+    def bill(self, name: str) -> dict[str, int]:
+        """A tag's figures, by the names of `tag_fields`. InvalidArgumentError for one that is not known."""
+        bill = self._bill_type()
+        bill.size = ctypes.sizeof(bill)
+        self._check(self._dll.pyalloc_get_bill(name.encode(), ctypes.byref(bill)))
+        return {field["name"]: int(getattr(bill, field["name"])) for field in self.tag_fields}
+
+    def bills(self) -> list[dict[str, Any]]:
+        """Every known tag's figures, with `tag`, its name."""
+        known: list[dict[str, Any]] = self._json(self._dll.pyalloc_bills_json)
+        return known
+
     def reset_peak_stats(self, device: int) -> None:
         """Starts every peak again from the current value."""
         self._check(self._dll.pyalloc_reset_peak_stats(device))
@@ -258,6 +296,13 @@ class Library:
     def reset_accumulated_stats(self, device: int) -> None:
         """Starts the totals of allocated and freed, and the counters, again from zero."""
         self._check(self._dll.pyalloc_reset_accumulated_stats(device))
+
+
+def _int64_struct(name: str, fields: list[dict[str, str]]) -> type[ctypes.Structure]:
+    """A struct of the C ABI that is its size, its version and a table's fields."""
+    columns: list[tuple[str, Any]] = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)]
+    columns += [(field["name"], ctypes.c_int64) for field in fields]
+    return type(name, (ctypes.Structure,), {"_fields_": columns})
 
 
 @functools.cache

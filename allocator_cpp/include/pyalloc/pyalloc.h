@@ -162,6 +162,24 @@ size_t pyalloc_escapes_json(int device, char* buffer, size_t capacity);
 /* [{"name","unit","help"}...] of pyalloc_pool_stats, in struct order. */
 size_t pyalloc_pool_fields_json(char* buffer, size_t capacity);
 
+/* --- tags: who pays for what --- */
+typedef struct pyalloc_bill {
+  uint32_t size;
+  uint32_t version;
+#define PYALLOC_TAG_FIELD(name, unit, help) int64_t name;
+#include "pyalloc/tag_fields.def"
+#undef PYALLOC_TAG_FIELD
+} pyalloc_bill;
+/* What this thread allocates from now on is charged to the tag, until the matching pop; the innermost tag alone pays. A name is 1 to
+ * 255 bytes. A scope that its thread never leaves ends with the thread. */
+pyalloc_status pyalloc_push_tag(const char* name, uint32_t* tag);
+pyalloc_status pyalloc_pop_tag(uint32_t tag); /* the tag pushed last: any other is refused and nothing happens */
+/* Of all devices together. A finished tag (no scope, no block) is known until thousands of others have finished after it. */
+pyalloc_status pyalloc_get_bill(const char* name, pyalloc_bill* bill);
+size_t pyalloc_bills_json(char* buffer, size_t capacity); /* [{"tag": name, figure: value...}...], oldest first */
+/* [{"name","unit","help"}...] of pyalloc_bill, in struct order. */
+size_t pyalloc_tag_fields_json(char* buffer, size_t capacity);
+
 /* --- snapshot: segments in address order, each followed by its blocks without gaps --- */
 typedef enum pyalloc_block_state {
   PYALLOC_BLOCK_LIVE = 0,

@@ -5,6 +5,7 @@
 #include "api/json_text.h"
 #include "api/pool_scope.h"
 #include "api/registry.h"
+#include "api/tag_scope.h"
 #include "driver/driver.h"
 #include "heap/address_map.h"
 #include "heap/pool_names.h"
@@ -97,8 +98,12 @@ pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags,
     *pointer = nullptr;
     return kOk;
   }
-  return registry.ladder().allocate(*heap, current_pool(), stream_of(stream),
-                                    (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
+  status = registry.ladder().allocate(*heap, current_pool(), stream_of(stream),
+                                      (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
+  if (TagId tag = current_tag(); tag != kNoTag && status == kOk)
+    if (Space* space = find_space(address_of(*pointer)); space != nullptr && space->contains(address_of(*pointer)))
+      heap->set_tag(*space, address_of(*pointer), tag);
+  return status;
 }
 
 pyalloc_status pyalloc_deallocate(void* pointer, pyalloc_freed* freed) {

@@ -13,6 +13,11 @@ inline size_t copy(const std::string& text, char* buffer, size_t capacity) {
 inline std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (char c : text) {
+    if (static_cast<unsigned char>(c) < ' ') {
+      constexpr const char* kHex = "0123456789abcdef";
+      out += std::string("\\u00") + kHex[c >> 4] + kHex[c & 15];
+      continue;
+    }
     if (c == '"' || c == '\\') out += '\\';
     out += c;
   }

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "driver/driver.h"
+#include "facts/tag_accounts.h"
 
 namespace pyalloc {
 namespace {
@@ -229,6 +230,7 @@ Status Registry::shutdown() {
   maintenance_ = std::make_unique<Maintenance>();
   ladder_ = std::make_unique<Ladder>();
   for (std::atomic<DeviceHeap*>& heap : heaps_) delete heap.exchange(nullptr);
+  clear_tags();
   std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
   std::fill(std::begin(limits_), std::end(limits_), uint64_t{0});
   for (auto& of_device : pool_limits_) std::fill(std::begin(of_device), std::end(of_device), kNotSet);

@@ -322,6 +322,19 @@ Status DeviceHeap::deallocate(Space& space, uint64_t address, pyalloc_freed* fre
   return space.lane() != nullptr ? space.lane()->deallocate(address, freed) : deallocate_coarse(space, address, freed);
 }
 
+void DeviceHeap::set_tag(Space& space, uint64_t address, TagId tag) {
+  if (space.lane() != nullptr) {
+    space.lane()->set_tag(address, tag);
+    return;
+  }
+  Lock lock(mutex_);
+  NodeId id = live_coarse_at(space, address);
+  if (id == kNoNode) return;
+  Range& range = space.extents().range(id);
+  range.tag = tag;
+  tag_account(tag).charge(static_cast<int64_t>(range.requested));
+}
+
 NodeId DeviceHeap::live_coarse_at(const Space& space, uint64_t address) const {
   NodeId id = space.start_in_cell(address);
   if (id == kNoNode) return kNoNode;
@@ -340,6 +353,7 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
   Usage usage{1, static_cast<int64_t>(bytes), static_cast<int64_t>(range.requested)};
   if (freed != nullptr) *freed = {device_, stream, range.requested, bytes};
   space.pool().live_coarse -= usage;
+  if (range.tag != kNoTag) tag_account(range.tag).discharge(usage.requested);
   if (range.recorded) {
     range.state = RangeState::kPending;
     range.recorded = false;

@@ -64,6 +64,8 @@ class DeviceHeap {
   Status allocate(PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed);
   Status record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned);
+  // Charges a block that was just handed out to the tag, until it is freed.
+  void set_tag(Space& space, uint64_t address, TagId tag);
   Status find_block(Space& space, uint64_t address, pyalloc_block_info& info);
   // Blocks straight from cuMemAlloc (caching off) have no space. False when the address is not one.
   bool deallocate_direct(uint64_t address, pyalloc_freed* freed, Status& status);

@@ -155,6 +155,7 @@ NodeId Extents::take(NodeId id, uint32_t start, uint32_t length, RangeState stat
   taken.owner = owner;
   taken.requested = requested;
   taken.recorded = taken.escaped = false;
+  taken.tag = kNoTag;
   ++live_ranges_;
   return id;
 }

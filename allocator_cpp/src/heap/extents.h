@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "facts/tag_accounts.h"
+
 namespace pyalloc {
 
 using NodeId = uint32_t;
@@ -31,6 +33,7 @@ struct Range {
          bin_next = kNoNode;  // free ranges: neighbours in the bin; live ranges: bin_next links unused nodes
   uint64_t stamp = 0;         // free: the owner's work up to here may use it
   uint64_t requested = 0;     // live: bytes asked
+  TagId tag = kNoTag;         // live: who pays for it
   uint16_t owner = kClean;    // free: stream that freed it; live: stream it was allocated on
   bool recorded = false;      // live: also used on other streams (record_stream)
   bool escaped = false;       // live, in an arena: outlived the step it was allocated in

@@ -112,6 +112,14 @@ Status Lane::deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed)
   auto index = static_cast<unsigned>(slot);
   Usage usage{1, slab.slot_bytes, static_cast<int64_t>(slab.requested(index))};
   if (freed != nullptr) *freed = {heap_.device(), stream_, slab.requested(index), slab.slot_bytes};
+  if (slab.tagged_slots != 0) {
+    TagId& tag = *space_->slot_tag(slab, index);
+    if (tag != kNoTag) {
+      tag_account(tag).discharge(usage.requested);
+      tag = kNoTag;
+      --slab.tagged_slots;
+    }
+  }
   if (arena_ && Slab::test(slab.escaped_bits, index)) {
     Slab::clear(slab.escaped_bits, index);
     --escaped_live_;
@@ -156,6 +164,24 @@ bool Lane::mark_recorded(uint64_t address) {
   NodeId id = live_extent_at(address);
   if (id == kNoNode) return false;
   space_->extents().range(id).recorded = true;
+  return true;
+}
+
+bool Lane::set_tag(uint64_t address, TagId tag) {
+  Lock lock(mutex_);
+  if (Slab* slab = space_->slab_at(address)) {
+    auto slot = static_cast<unsigned>(slab->slot_at(address));
+    TagId* kept = space_->slot_tag(*slab, slot);
+    if (kept == nullptr) return false;
+    *kept = tag;
+    ++slab->tagged_slots;
+    tag_account(tag).charge(static_cast<int64_t>(slab->requested(slot)));
+    return true;
+  }
+  NodeId id = live_extent_at(address);
+  if (id == kNoNode) return false;
+  space_->extents().range(id).tag = tag;
+  tag_account(tag).charge(static_cast<int64_t>(space_->extents().range(id).requested));
   return true;
 }
 

@@ -44,6 +44,8 @@ class Lane {
   void release_empty_slabs();
   // The calling thread's step is over. Nothing happens where another thread allocated last.
   void end_step();
+  // Charges a live block to the tag; false when it is none.
+  bool set_tag(uint64_t address, TagId tag);
   void add_escapes(std::map<uint64_t, int64_t>& sizes);
 
   RankedMutex& mutex() { return mutex_; }

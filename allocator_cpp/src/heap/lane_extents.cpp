@@ -97,6 +97,7 @@ Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
   Usage usage{1, static_cast<int64_t>(range.length * kUnit), static_cast<int64_t>(range.requested)};
   if (freed != nullptr) *freed = {heap_.device(), stream_, range.requested, range.length * kUnit};
   if (range.escaped) --escaped_live_;
+  if (range.tag != kNoTag) tag_account(range.tag).discharge(usage.requested);
   if (range.recorded) {
     range.state = RangeState::kPending;
     range.recorded = false;

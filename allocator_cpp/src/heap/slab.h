@@ -22,6 +22,7 @@ struct alignas(64) Slab {
   NodeId range = kNoNode;
   uint16_t size_class = 0, slots = 0, free_slots = 0;
   bool listed = false;
+  uint16_t tagged_slots = 0;               // live slots that a tag pays for (Space::slot_tag)
   uint64_t escaped_bits[2] = {};           // in an arena: live slots that outlived the step they were allocated in
   uint16_t unused_bytes[kSlabSlots] = {};  // slot bytes minus requested, of live and pending slots
 

@@ -37,6 +37,11 @@ Slab& Space::add_slab(NodeId id, int size_class_index) {
   return *slab;
 }
 
+TagId* Space::slot_tag(const Slab& slab, unsigned slot) {
+  if (slot_tags_.size() == 0 && !slot_tags_.create(slabs_.size() * kSlabSlots)) return nullptr;
+  return &slot_tags_[static_cast<size_t>(&slab - &slabs_[0]) * kSlabSlots + slot];
+}
+
 void Space::remove_slab(Slab& slab) {
   set_cells(extents_->range(slab.range), kNoNode);
   slab.slots = 0;  // a stale pointer into it finds no slot

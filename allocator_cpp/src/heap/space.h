@@ -76,6 +76,8 @@ class Space {
   // A slab over range `id`, with all slots free, and its end.
   Slab& add_slab(NodeId id, int size_class);
   void remove_slab(Slab& slab);
+  // The tag of a slab's slot; null where the host has no address space for them. With the lane's lock held.
+  TagId* slot_tag(const Slab& slab, unsigned slot);
   size_t starts_bytes() const { return starts_.size() * 64; }
   size_t slab_records() const { return slab_count_; }
 
@@ -120,6 +122,7 @@ class Space {
       cells_;  // the range that starts in the cell, or kSlabCell + the record of the slab that covers it
   std::map<uint64_t, NodeId> starts_;  // packed: by address
   LazyArray<Slab> slabs_;              // fine only; records are recycled
+  LazyArray<TagId> slot_tags_;         // kSlabSlots for each record; made when the first slot is tagged
   uint32_t slab_count_ = 0;
   Slab* unused_slabs_ = nullptr;
 };

@@ -1,0 +1,13 @@
+// Who pays for what a thread allocates: a stack of tags per thread, of which the innermost pays.
+#pragma once
+#include "base/status.h"
+#include "facts/tag_accounts.h"
+
+namespace pyalloc {
+
+TagId current_tag();  // kNoTag: nobody
+Status push_tag(const char* name, TagId& tag);
+// Only the scope that was pushed last.
+Status pop_tag(TagId tag);
+
+}  // namespace pyalloc

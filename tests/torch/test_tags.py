@@ -1,0 +1,59 @@
+"""Tags from a torch program: who is charged for what."""
+
+from __future__ import annotations
+
+from bridge_program import program
+from conftest import Run
+
+
+def test_a_tag_is_charged_for_what_is_allocated_in_its_scope(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            import dataclasses, threading
+
+            def empty(size):
+                return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+            assert pyalloc.bills() == []
+            with pyalloc.tag("request-1"):
+                kept = [empty(1000), empty(5 << 20)]
+                with pyalloc.pool("kv"), pyalloc.tag("request-2"):
+                    other = empty(3000)
+                kept.append(empty(200_000))
+            outside = empty(700)
+            first = pyalloc.bill("request-1")
+            assert (first.bytes, first.blocks, first.open_scopes) == (1000 + (5 << 20) + 200_000, 3, 0), first
+            assert pyalloc.bill("request-2").bytes == 3000
+            assert [one.tag for one in pyalloc.bills()] == ["request-1", "request-2"]
+            assert pyalloc.bills()[0] == first
+            names = [field["name"] for field in pyalloc._native.library().tag_fields]
+            assert names == [field.name for field in dataclasses.fields(pyalloc.Bill)][1:]
+
+            @pyalloc.tag("worker")
+            def work():
+                return empty(4096)
+
+            results = []
+            threads = [threading.Thread(target=lambda: results.append(work())) for _ in range(8)]
+            [one.start() for one in threads]
+            [one.join() for one in threads]
+            assert pyalloc.bill("worker").bytes == 8 * 4096
+            try:
+                with pyalloc.tag("request-1"):
+                    1 / 0
+            except ZeroDivisionError:
+                pass
+            after = empty(900)
+            del kept, other, results
+            for name in ("request-1", "request-2", "worker"):
+                bill = pyalloc.bill(name)
+                assert (bill.bytes, bill.blocks) == (0, 0) and bill.peak_bytes >= 3000, bill
+            strange = 'a "b" \\\\ \\n\\t é'
+            with pyalloc.tag(strange):
+                assert pyalloc.bills()[-1].tag == strange and pyalloc.bills()[-1].open_scopes == 1
+            raises(pyalloc.InvalidArgumentError, "no tag is named 'request-3'", lambda: pyalloc.bill("request-3"))
+            raises(pyalloc.InvalidArgumentError, "expected 1 to 255", pyalloc.tag("").__enter__)
+            """
+        )
+    )
