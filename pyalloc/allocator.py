@@ -86,6 +86,7 @@ def enable(
     check: Literal["off", "cheap", "full"] | None = None,
     guard: Switch | None = None,
     lora_reserve: Size | None = None,
+    predict_lifetimes: Switch | None = None,
     kv_large_threshold: Size | None = None,
     lora_overflow: Literal["general", "error"] | None = None,
 ) -> bool:
@@ -120,6 +121,7 @@ def enable(
             "check": check,
             "guard": guard,
             "lora_reserve": lora_reserve,
+            "predict_lifetimes": predict_lifetimes,
             "kv_large_threshold": kv_large_threshold,
             "lora_overflow": lora_overflow,
         }

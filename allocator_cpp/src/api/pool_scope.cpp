@@ -18,6 +18,8 @@ thread_local std::vector<PoolId> outer;
 
 PoolId current_pool() { return current; }
 
+bool pool_chosen() { return !outer.empty(); }
+
 bool in_scope_of(PoolId pool) { return current == pool || std::find(outer.begin(), outer.end(), pool) != outer.end(); }
 
 Status push_pool(int id) {

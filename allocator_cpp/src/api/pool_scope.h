@@ -6,6 +6,8 @@
 namespace pyalloc {
 
 PoolId current_pool();
+// Whether a scope of this thread says so; else it is the general pool for want of one.
+bool pool_chosen();
 // Whether any open scope of this thread is the pool's.
 bool in_scope_of(PoolId pool);
 Status push_pool(int id);

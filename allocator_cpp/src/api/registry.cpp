@@ -142,6 +142,7 @@ Status Registry::open(int device) {
     heap_options.cross_stream_wait = options.cross_stream_wait;
     heap_options.guard = options.guard;
     heap_options.lora_reserve = options.lora_reserve;
+    heap_options.predict_lifetimes = options.predict_lifetimes;
     heap_options.kv_large_threshold = options.kv_large_threshold;
     heap_options.lora_overflow = options.lora_overflow == "general";
     heap_options.caching = caching();

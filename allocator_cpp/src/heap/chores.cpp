@@ -14,28 +14,6 @@ void DeviceHeap::release_empty_slabs() {
   for (Lane* lane : lanes) lane->release_empty_slabs();
 }
 
-void DeviceHeap::end_step() {
-  Pool* pool = open_pool(PYALLOC_POOL_WORKSPACE);
-  if (pool == nullptr) return;
-  std::vector<Lane*> arenas;
-  {
-    Lock making(lanes_mutex_);
-    arenas = pool->arenas_by_stream;
-  }
-  for (Lane* arena : arenas)
-    if (arena != nullptr) arena->end_step();
-}
-
-void DeviceHeap::add_escapes(std::map<uint64_t, int64_t>& sizes) {
-  std::vector<Lane*> lanes;
-  {
-    Lock making(lanes_mutex_);
-    for (Lane& lane : lanes_)
-      if (lane.arena()) lanes.push_back(&lane);
-  }
-  for (Lane* lane : lanes) lane->add_escapes(sizes);
-}
-
 // Holds the heap's lock while it waits: whoever asks is about to report out-of-memory, and everyone else would be next.
 bool DeviceHeap::wait_for_events() {
   bool moved = false;

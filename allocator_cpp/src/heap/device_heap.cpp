@@ -12,10 +12,6 @@ namespace pyalloc {
 namespace {
 
 constexpr size_t kGranule = 2 * kMiB;
-constexpr uint64_t kAddressesPerByte = 16;     // addresses of the general pool's coarse space per byte of device memory
-constexpr uint64_t kPoolAddressesPerByte = 4;  // and of each other pool's
-constexpr uint64_t kLaneAddressesPerByte = 2;  // and of each lane's
-constexpr uint64_t kFewestAddresses = 16 * kGiB;
 constexpr size_t kLargestRequest = size_t{1} << 50;  // beyond any device; keeps sums from wrapping
 
 Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
@@ -90,6 +86,7 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context co
       guard_(options.guard),
       caching_(options.caching),
       lora_overflow_(options.lora_overflow),
+      predict_(options.predict_lifetimes && !options.guard),
       kv_large_threshold_(options.kv_large_threshold),
       check_(options.check),
       backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_),
@@ -97,41 +94,6 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context co
   std::copy(options.pool_limits.begin(), options.pool_limits.end(), pool_limits_);
   backing_.policy() = {options.slack, options.cross_stream_wait, options.limit, options.memory_fraction, total,
                        !options.guard};
-}
-
-// Finds the pool, or makes it.
-Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
-  PYALLOC_ASSERT(id < kMostPools);
-  if ((opened = open_pool(id)) != nullptr) return kOk;
-  Lock making(lanes_mutex_);
-  Lock lock(mutex_);
-  if ((opened = open_pool(id)) != nullptr) return kOk;
-  ContextScope scope(context_);
-  Pool& pool = pools_.emplace_back(*this, id, backing_.next_space(), granule_bytes_, mapped_);
-  uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte : kPoolAddressesPerByte;
-  uint64_t wanted = std::max(kFewestAddresses, per_byte * total_bytes());
-  Status status = pool.coarse.create(wanted, total_bytes());
-  if (status == kOk && id == PYALLOC_POOL_KV && !guard_ && kv_large_threshold_ > 0 &&
-      Space::kLargePage % granule_bytes_ == 0) {
-    auto number = static_cast<uint16_t>(backing_.next_space() + 1);
-    pool.large_pages = std::make_unique<Space>(*this, pool, nullptr, Layout::kLargePages, number, granule_bytes_,
-                                               mapped_, pool.mapped);
-    status = pool.large_pages->create(wanted, total_bytes());
-    if (status != kOk) pool.coarse.memory().free_reservation();
-  }
-  if (status != kOk) {
-    pools_.pop_back();
-    return status;
-  }
-  set_limit(pool, pool_limits_[id]);
-  for (Space* space : {&pool.coarse, pool.large_pages.get()}) {
-    if (space == nullptr) continue;
-    backing_.add_space(space->memory());
-    add_to_address_map(*space);
-  }
-  opened = &pool;
-  pools_by_id_[id].store(opened, std::memory_order_release);
-  return kOk;
 }
 
 DeviceHeap::~DeviceHeap() {
@@ -153,49 +115,6 @@ DeviceHeap::~DeviceHeap() {
 
 void DeviceHeap::abandon() { clocks_.abandon(); }
 
-// --- lanes ---
-
-Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena) {
-  owned = owned || reinterpret_cast<uintptr_t>(stream) <= 2;
-  uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool.id + (arena ? kMostPools : 0);
-  std::atomic<Lane*>& seen = seen_lanes_[key * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
-  if (Lane* lane = seen.load(std::memory_order_acquire);
-      owned && lane != nullptr && lane->stream() == stream && &lane->pool() == &pool && lane->arena() == arena)
-    return lane;
-  Lock making(lanes_mutex_);
-  StreamIndex index = 0;
-  {
-    Lock lock(mutex_);
-    index = clocks_.index_of(stream, owned);
-  }
-  if (index == 0) {
-    fail(PYALLOC_INVALID_ARGUMENT, "more than 65,535 streams on device %d; reuse streams instead of creating new ones",
-         device_);
-    return nullptr;
-  }
-  std::vector<Lane*>& by_stream = arena ? pool.arenas_by_stream : pool.lanes_by_stream;
-  if (by_stream.size() <= index) by_stream.resize(index + size_t{1});
-  Lane*& lane = by_stream[index];
-  if (lane == nullptr) lane = &lanes_.emplace_back(*this, pool, block_counters_, stream, index, owned, arena);
-  if (owned) seen.store(lane, std::memory_order_release);
-  return lane;
-}
-
-Status DeviceHeap::make_space(Lane& lane) {
-  Lock lock(mutex_);
-  ContextScope scope(context_);
-  auto space = std::make_unique<Space>(*this, lane.pool(), &lane, lane.arena() ? Layout::kArena : Layout::kLane,
-                                       backing_.next_space(), granule_bytes_, mapped_, lane.pool().mapped);
-  uint64_t per_byte = lane.arena() ? kPoolAddressesPerByte : kLaneAddressesPerByte;
-  Status status = space->create(std::max(kFewestAddresses, per_byte * total_bytes()), kFewestAddresses / 4);
-  if (status != kOk) return status;
-  space->memory().one_stream = true;
-  backing_.add_space(space->memory());
-  add_to_address_map(*space);
-  lane.set_space(std::move(space));
-  return kOk;
-}
-
 // --- allocation ---
 
 uint64_t DeviceHeap::block_address(const Space& space, const Range& range) const {
@@ -216,12 +135,38 @@ DeviceHeap::Piece DeviceHeap::committed(const Space& space, uint32_t start, uint
   return {align_down(offset, slab), align_up(end, slab) - align_down(offset, slab)};
 }
 
-Status DeviceHeap::allocate(PoolId id, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
+Status DeviceHeap::allocate(PoolId id, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
   if (bytes > kLargestRequest) {
     refused_by(kNoPool, false);
     return fail(PYALLOC_OUT_OF_MEMORY, "no device has that much memory");
   }
   if (!caching_) return allocate_direct(stream, bytes, pointer);
+  bool followed = predict_ && !chosen && id == kGeneralPool && bytes > kLargestSmall;
+  return followed ? allocate_followed(stream, owned, bytes, pointer) : allocate_in(id, stream, owned, bytes, pointer);
+}
+
+Status DeviceHeap::allocate_followed(cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
+  Pool* pool = nullptr;
+  Status status = open_pool(kGeneralPool, pool);
+  if (status != kOk) return status;
+  Lane* lane = lane_of(*pool, stream, owned, false);
+  if (lane == nullptr) return PYALLOC_INVALID_ARGUMENT;
+  uint64_t birth = lane->lifetimes->tick();
+  auto allocate = [&] {
+    return bytes <= kLargestFine ? lane->allocate(bytes, pointer, birth)
+                                 : allocate_coarse(*lane, lane->pool().coarse, bytes, pointer, birth);
+  };
+  Lane* general = lane;
+  if (lane->lifetimes->dies_young((bytes + kUnit - 1) / kUnit) && open_pool(PYALLOC_POOL_WORKSPACE, pool) == kOk &&
+      (lane = lane_of(*pool, stream, owned, false)) != nullptr) {
+    status = allocate();
+    if (status != PYALLOC_OUT_OF_MEMORY) return status;
+  }
+  lane = general;
+  return allocate();
+}
+
+Status DeviceHeap::allocate_in(PoolId id, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
   Pool* pool = nullptr;
   Status status = open_pool(id, pool);
   if (status != kOk) return status;
@@ -232,7 +177,7 @@ Status DeviceHeap::allocate(PoolId id, cuda::Stream stream, bool owned, size_t b
   if (id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) {
     status = allocate_coarse(*lane, pool->coarse, bytes, pointer);
     if (status != PYALLOC_OUT_OF_MEMORY || !lora_overflow_) return status;
-    status = allocate(kGeneralPool, stream, owned, bytes, pointer);
+    status = allocate_in(kGeneralPool, stream, owned, bytes, pointer);
     if (status == kOk) count(counters_.lora_overflows);
     return status;
   }
@@ -245,7 +190,7 @@ Status DeviceHeap::allocate(PoolId id, cuda::Stream stream, bool owned, size_t b
   return fine ? lane->allocate(bytes, pointer) : allocate_coarse(*lane, pool->coarse, bytes, pointer);
 }
 
-Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void** pointer) {
+Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void** pointer, uint64_t birth) {
   poll_pending();
   Pool& pool = lane.pool();
   size_t rounded = align_up(bytes, kUnit);
@@ -266,6 +211,7 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
     if (status != kOk) return status;
     uint64_t address = block_address(space, space.extents().range(id));
     space.set_start(address, id);
+    space.extents().range(id).stamp = birth;
     pool.live_coarse += usage;
     counted = block_counters_.extents().counters.hand_out(kind, usage);
     *pointer = reinterpret_cast<void*>(address);
@@ -354,6 +300,7 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
   if (freed != nullptr) *freed = {device_, stream, range.requested, bytes};
   space.pool().live_coarse -= usage;
   if (range.tag != kNoTag) tag_account(range.tag).discharge(usage.requested);
+  if (range.stamp != 0) lifetimes_[range.owner]->died(range.length, range.stamp);
   if (range.recorded) {
     range.state = RangeState::kPending;
     range.recorded = false;

@@ -43,8 +43,9 @@ struct HeapOptions {
   uint64_t lora_reserve = 0;
   std::vector<uint64_t> pool_limits;       // by PoolId
   uint64_t kv_large_threshold = 4 * kMiB;  // KV tensors from this size on share slabs of 16 MiB; 0: never
-  bool lora_overflow = true;               // what does not fit the reserve goes to the general pool
-  bool caching = true;                     // off: PYTORCH_NO_CUDA_MEMORY_CACHING
+  bool predict_lifetimes = false;
+  bool lora_overflow = true;  // what does not fit the reserve goes to the general pool
+  bool caching = true;        // off: PYTORCH_NO_CUDA_MEMORY_CACHING
   Check check = Check::kCheap;
 };
 
@@ -61,7 +62,8 @@ class DeviceHeap {
   Counters& counters() { return counters_; }
 
   // One try. PYALLOC_OUT_OF_MEMORY when this heap cannot serve it now without waiting on the host.
-  Status allocate(PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
+  // chosen: somebody meant this pool; else what is expected to die young goes from the general pool to the workspace.
+  Status allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed);
   Status record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned);
   // Charges a block that was just handed out to the tag, until it is freed.
@@ -181,7 +183,9 @@ class DeviceHeap {
   Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
   Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena);  // null: too many streams
-  Status allocate_coarse(Lane& lane, Space& space, size_t bytes, void** pointer);
+  Status allocate_in(PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
+  Status allocate_followed(cuda::Stream stream, bool owned, size_t bytes, void** pointer);
+  Status allocate_coarse(Lane& lane, Space& space, size_t bytes, void** pointer, uint64_t birth = 0);
   Status allocate_direct(cuda::Stream stream, size_t bytes, void** pointer);
   Status deallocate_coarse(Space& space, uint64_t address, pyalloc_freed* freed);
   NodeId live_coarse_at(const Space& space, uint64_t address) const;
@@ -219,7 +223,7 @@ class DeviceHeap {
   const int device_;
   const cuda::Context context_;
   const size_t granule_bytes_;
-  const bool oracle_, guard_, caching_, lora_overflow_;
+  const bool oracle_, guard_, caching_, lora_overflow_, predict_;
   const uint64_t kv_large_threshold_;
   const Check check_;
 
@@ -234,6 +238,7 @@ class DeviceHeap {
   uint64_t pool_limits_[kMostPools] = {};            // also of pools not yet opened
   Reserve lora_reserve_, lora_prepared_;             // of the lora pool
   std::deque<Lane> lanes_;
+  std::deque<std::unique_ptr<Lifetimes>> lifetimes_;  // by stream
   // By a hash of the pool and the stream, the lane seen there last: the hot path takes no lock to find one. Only of
   // streams that keep their identity.
   static constexpr int kSeenLanesBits = 8;

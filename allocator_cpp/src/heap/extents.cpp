@@ -156,6 +156,7 @@ NodeId Extents::take(NodeId id, uint32_t start, uint32_t length, RangeState stat
   taken.requested = requested;
   taken.recorded = taken.escaped = false;
   taken.tag = kNoTag;
+  taken.stamp = 0;
   ++live_ranges_;
   return id;
 }

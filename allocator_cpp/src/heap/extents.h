@@ -31,7 +31,7 @@ struct Range {
   NodeId previous = kNoNode, next = kNoNode;  // neighbours by address
   NodeId bin_previous = kNoNode,
          bin_next = kNoNode;  // free ranges: neighbours in the bin; live ranges: bin_next links unused nodes
-  uint64_t stamp = 0;         // free: the owner's work up to here may use it
+  uint64_t stamp = 0;         // free: the owner's work up to here may use it; live: its birth (lifetimes.h), or 0
   uint64_t requested = 0;     // live: bytes asked
   TagId tag = kNoTag;         // live: who pays for it
   uint16_t owner = kClean;    // free: stream that freed it; live: stream it was allocated on

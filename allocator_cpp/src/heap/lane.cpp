@@ -18,7 +18,7 @@ Lane::Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream s
       arena_(arena),
       counters_(counters.add_lane(mutex_)) {}
 
-Status Lane::allocate(size_t bytes, void** pointer) {
+Status Lane::allocate(size_t bytes, void** pointer, uint64_t birth) {
   if (bytes <= kLargestSmall) return allocate_slot(size_class(bytes), bytes, pointer);
   if (bytes <= kLargestMiddle && !arena_) {
     int index = size_class(bytes);
@@ -26,7 +26,7 @@ Status Lane::allocate(size_t bytes, void** pointer) {
     if (__atomic_load_n(&live_[index], __ATOMIC_RELAXED) >= kSlabsFrom * static_cast<int>(slab_slots(index)))
       return allocate_slot(index, bytes, pointer);
   }
-  return allocate_extent(bytes, pointer);
+  return allocate_extent(bytes, pointer, birth);
 }
 
 Status Lane::deallocate(uint64_t address, pyalloc_freed* freed) {

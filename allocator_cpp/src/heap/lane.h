@@ -20,6 +20,7 @@
 #include <string>
 
 #include "facts/block_counters.h"
+#include "heap/lifetimes.h"
 #include "heap/slab.h"
 #include "heap/space.h"
 #include "stream/stream_clocks.h"
@@ -34,7 +35,8 @@ class Lane {
   Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned,
        bool arena);
 
-  Status allocate(size_t bytes, void** pointer);  // bytes: from 1; to kLargestFine, but in an arena
+  // birth: of a block whose death is to be remembered (lifetimes.h); 0 of others.
+  Status allocate(size_t bytes, void** pointer, uint64_t birth = 0);  // bytes: from 1; to kLargestFine, but in an arena
   Status deallocate(uint64_t address, pyalloc_freed* freed);
   // The block is also used on another stream; its free will wait for that one.
   bool mark_recorded(uint64_t address);
@@ -46,6 +48,8 @@ class Lane {
   void end_step();
   // Charges a live block to the tag; false when it is none.
   bool set_tag(uint64_t address, TagId tag);
+  // What its stream's blocks without a scope were like; shared with the stream's lane of the workspace pool.
+  Lifetimes* lifetimes = nullptr;
   void add_escapes(std::map<uint64_t, int64_t>& sizes);
 
   RankedMutex& mutex() { return mutex_; }
@@ -84,7 +88,7 @@ class Lane {
   }
   void forget_extent(const Range& range);
 
-  Status allocate_extent(size_t bytes, void** pointer);
+  Status allocate_extent(size_t bytes, void** pointer, uint64_t birth);
   Status deallocate_extent(uint64_t address, pyalloc_freed* freed);
   Status take_extent(uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& taken);
   void give_extent(NodeId id);

@@ -68,7 +68,7 @@ void Lane::forget_extent(const Range& range) {
   if (range.requested <= kLargestMiddle) count_live(size_class(range.requested), -1);
 }
 
-Status Lane::allocate_extent(size_t bytes, void** pointer) {
+Status Lane::allocate_extent(size_t bytes, void** pointer, uint64_t birth) {
   heap_.poll_pending();
   uint64_t units = (bytes + kUnit - 1) / kUnit;
   if (units > UINT32_MAX) return heap_.too_large();
@@ -79,6 +79,7 @@ Status Lane::allocate_extent(size_t bytes, void** pointer) {
   if (status != kOk) return status;
   uint64_t address = space_->address(space_->extents().range(id));
   space_->set_start(address, id);
+  space_->extents().range(id).stamp = birth;
   if (bytes <= kLargestMiddle) count_live(size_class(bytes), 1);
   if (arena_) user_ = &this_thread;
   bool counted = counters_.counters.hand_out(kind(), usage);
@@ -97,6 +98,7 @@ Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
   Usage usage{1, static_cast<int64_t>(range.length * kUnit), static_cast<int64_t>(range.requested)};
   if (freed != nullptr) *freed = {heap_.device(), stream_, range.requested, range.length * kUnit};
   if (range.escaped) --escaped_live_;
+  if (range.stamp != 0) lifetimes->died(range.length, range.stamp);
   if (range.tag != kNoTag) tag_account(range.tag).discharge(usage.requested);
   if (range.recorded) {
     range.state = RangeState::kPending;

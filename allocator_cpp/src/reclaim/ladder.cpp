@@ -135,10 +135,11 @@ bool Ladder::call_reclaimers(DeviceHeap& heap, size_t bytes, const std::function
   return false;
 }
 
-Status Ladder::allocate(DeviceHeap& heap, PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
-  Status status = heap.allocate(pool, stream, owned, bytes, pointer);
+Status Ladder::allocate(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                        void** pointer) {
+  Status status = heap.allocate(pool, chosen, stream, owned, bytes, pointer);
   if (status != PYALLOC_OUT_OF_MEMORY) return status;
-  return climb(heap, pool, bytes, [&] { return heap.allocate(pool, stream, owned, bytes, pointer); });
+  return climb(heap, pool, bytes, [&] { return heap.allocate(pool, chosen, stream, owned, bytes, pointer); });
 }
 
 Status Ladder::prepare_lora(DeviceHeap& heap, uint64_t bytes) {

@@ -28,7 +28,8 @@ class Ladder {
   bool remove_reclaimer(pyalloc_reclaim_fn fn, void* context);
   void add_observer(pyalloc_oom_fn fn, void* context);
 
-  Status allocate(DeviceHeap& heap, PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
+  Status allocate(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                  void** pointer);
   Status prepare_lora(DeviceHeap& heap, uint64_t bytes);
 
   // Why a request was refused.
