@@ -198,6 +198,15 @@ class Library:
         self._check(self._dll.pyalloc_find_pool(name.encode(), create, ctypes.byref(number)))
         return number.value
 
+    def create_pool(self, name: str, like: int, slab: int | None) -> int:
+        """The number of a pool, made if there is none with the layout of pool `like` (-1: any) and slabs of `slab`
+        bytes (None: those of `like`). InvalidArgumentError for one that has another layout.
+        """
+        number = ctypes.c_int()
+        slabs = ctypes.c_uint64(-1 if slab is None else slab)
+        self._check(self._dll.pyalloc_create_pool(name.encode(), like, slabs, ctypes.byref(number)))
+        return number.value
+
     def pool_names(self) -> list[str]:
         """Every pool's name; its place is its number."""
         return [self._dll.pyalloc_pool_name(i).decode() for i in range(self._dll.pyalloc_pool_count())]

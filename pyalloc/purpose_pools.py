@@ -87,16 +87,26 @@ def pool(name: str) -> Iterator[None]:
         core.pop_pool(number)
 
 
-def create_pool(name: str, *, limit: int | str | None = None) -> str:
+def create_pool(
+    name: str, *, like: str | None = None, limit: int | str | None = None, slab: int | str | None = None
+) -> str:
     """Makes a pool of your own, on every device, and returns its name; with one that exists, only its limit changes.
 
+        pyalloc.create_pool("images", like="kv", limit="20GiB", slab="32MiB")
+
     name: 1 to 31 lower-case letters, digits and underscores; a process has at most 64 pools, and they stay.
+    like: the pool whose layout it has: "weights" is packed, "workspace" has steps and arenas, "kv" has slabs; "general"
+    when None. Not "lora", whose reserve is its own.
     limit: most that its blocks may use on each device, in bytes or as "20GiB"; None leaves it as it is, 0 is none.
-    Raises InvalidArgumentError, also for a limit below what is in use already; then nothing changes.
+    slab: like kv, the slabs that its blocks from kv_large_threshold to that size share: 4, 8, 16 or 32 MiB, 0 for none;
+    None: as `like` has them.
+    Raises InvalidArgumentError, also for a limit below what is in use already, and for a layout that differs from that
+    of the pool that exists; then no limit changes.
     """
     core = library()
     amount = None if limit is None else core.parse_size(str(limit))
-    number = core.find_pool(name, create=True)
+    slabs = None if slab is None else core.parse_size(str(slab))
+    number = core.create_pool(name, -1 if like is None else core.find_pool(like), slabs)
     if amount is not None:
         set_before: list[tuple[int, int]] = []
         try:

@@ -34,6 +34,15 @@ pyalloc_status pyalloc_find_pool(const char* name, int create, int* pool) {
   return status;
 }
 
+pyalloc_status pyalloc_create_pool(const char* name, int like, uint64_t slab_bytes, int* pool) {
+  if (name == nullptr || pool == nullptr)
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_create_pool: an argument is null");
+  PoolId id = 0;
+  Status status = create_pool(name, like < 0 || like >= kNoPool ? kNoPool : static_cast<PoolId>(like), slab_bytes, id);
+  if (status == kOk) *pool = id;
+  return status;
+}
+
 int pyalloc_pool_count(void) { return pool_count(); }
 const char* pyalloc_pool_name(int pool) {
   return pool < 0 || pool >= pool_count() ? nullptr : pool_name(static_cast<PoolId>(pool));
@@ -42,10 +51,12 @@ const char* pyalloc_pool_name(int pool) {
 pyalloc_status pyalloc_push_pool(int pool) { return push_pool(pool); }
 pyalloc_status pyalloc_pop_pool(int pool) {
   Status status = pop_pool(pool);
-  bool hooked = pool == PYALLOC_POOL_LORA || pool == PYALLOC_POOL_WORKSPACE;
-  if (status != kOk || !hooked || in_scope_of(static_cast<PoolId>(pool)) || Registry::instance().dead()) return status;
+  if (status != kOk) return status;
+  bool arena = pool_policy(static_cast<PoolId>(pool)).arena;
+  if ((pool != PYALLOC_POOL_LORA && !arena) || in_scope_of(static_cast<PoolId>(pool)) || Registry::instance().dead())
+    return status;
   for (DeviceHeap* heap : Registry::instance().open_heaps())
-    pool == PYALLOC_POOL_LORA ? heap->end_lora_prepare() : heap->end_step();
+    arena ? heap->end_step(static_cast<PoolId>(pool)) : heap->end_lora_prepare();
   return kOk;
 }
 

@@ -13,6 +13,7 @@ constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 constexpr uint64_t align_down(uint64_t value, uint64_t alignment) { return value / alignment * alignment; }
+constexpr bool is_power_of_two(uint64_t value) { return value != 0 && (value & (value - 1)) == 0; }
 
 // Index of the lowest / highest set bit; `value` is not 0.
 inline unsigned lowest_bit(uint64_t value) { return static_cast<unsigned>(__builtin_ctzll(value)); }

@@ -21,7 +21,7 @@ Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
 }
 
 // Blocks of the packed pools all lie in what counts as large segments.
-Kind kind_of(PoolId pool, size_t bytes) { return bytes > kMiB || is_packed(pool) ? kLarge : kSmall; }
+Kind kind_of(const Pool& pool, size_t bytes) { return bytes > kMiB || pool.policy.packed ? kLarge : kSmall; }
 
 Status no_vmm(int ordinal) {
   return fail(PYALLOC_NO_VMM,
@@ -170,7 +170,7 @@ Status DeviceHeap::allocate_in(PoolId id, cuda::Stream stream, bool owned, size_
   Pool* pool = nullptr;
   Status status = open_pool(id, pool);
   if (status != kOk) return status;
-  bool arena = id == PYALLOC_POOL_WORKSPACE && !guard_;
+  bool arena = pool->policy.arena && !guard_;
   Lane* lane = lane_of(*pool, stream, owned, arena);
   if (lane == nullptr) return PYALLOC_INVALID_ARGUMENT;
   if (arena) return lane->allocate(bytes, pointer);
@@ -182,11 +182,11 @@ Status DeviceHeap::allocate_in(PoolId id, cuda::Stream stream, bool owned, size_
     return status;
   }
   if (pool->large_pages != nullptr && bytes > kLargestFine && bytes >= kv_large_threshold_ &&
-      bytes <= Space::kLargePage) {
+      bytes <= pool->policy.slab_bytes) {
     status = allocate_coarse(*lane, *pool->large_pages, bytes, pointer);
     if (status != PYALLOC_OUT_OF_MEMORY) return status;  // no room for a slab, but perhaps for the block
   }
-  bool fine = bytes <= kLargestFine && !guard_ && !is_packed(id);
+  bool fine = bytes <= kLargestFine && !guard_ && !pool->policy.packed;
   return fine ? lane->allocate(bytes, pointer) : allocate_coarse(*lane, pool->coarse, bytes, pointer);
 }
 
@@ -196,7 +196,7 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
   size_t rounded = align_up(bytes, kUnit);
   size_t wanted = guard_ ? align_up(rounded, granule_bytes_) + granule_bytes_ : rounded;
   auto alignment = static_cast<uint32_t>(guard_ ? granule_bytes_ / kUnit : 1);
-  Kind kind = kind_of(pool.id, rounded);
+  Kind kind = kind_of(pool, rounded);
   if (wanted > space.memory().bytes()) return too_large();
   Usage usage{1, static_cast<int64_t>(rounded), static_cast<int64_t>(bytes)};
   bool counted = false;
@@ -295,7 +295,7 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
   Range& range = space.extents().range(id);
   cuda::Stream stream = clocks_.stream(range.owner);
   size_t bytes = block_bytes(range);
-  Kind kind = kind_of(space.pool().id, bytes);
+  Kind kind = kind_of(space.pool(), bytes);
   Usage usage{1, static_cast<int64_t>(bytes), static_cast<int64_t>(range.requested)};
   if (freed != nullptr) *freed = {device_, stream, range.requested, bytes};
   space.pool().live_coarse -= usage;

@@ -85,8 +85,8 @@ class DeviceHeap {
   void age_high_water() { block_counters_.decay_high_water(); }
   bool has_chores();
 
-  // The calling thread left its outermost scope of the workspace pool: a step of the arenas it used last ends.
-  void end_step();
+  // The calling thread left its outermost scope of a pool with arenas: a step of those it used last ends.
+  void end_step(PoolId pool);
   // Adds to `sizes`, by bytes asked for, how many blocks outlived the step they were allocated in.
   void add_escapes(std::map<uint64_t, int64_t>& sizes);
 

@@ -4,7 +4,7 @@
 // (Backing): what is idle in one serves the next need of any.
 //
 // KV tensors of the kv pool from `kv_large_threshold` to 16 MiB lie in large pages: a space in which memory comes and
-// goes 16 MiB at a time, so that what a few of them leave together moves together.
+// goes by slabs of 16 MiB, so that what a few of them leave together moves together.
 //
 // What is allocated in a scope of the workspace pool lies in an arena of its stream: a lane with blocks of every size.
 //
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "facts/usage.h"
+#include "heap/pool_names.h"
 #include "heap/space.h"
 #include "pyalloc/pyalloc.h"
 
@@ -26,22 +27,18 @@ namespace pyalloc {
 
 class Lane;
 
-using PoolId = uint16_t;
-constexpr PoolId kGeneralPool = 0;
-constexpr PoolId kMostPools = 64;  // in a process
-constexpr PoolId kNoPool = UINT16_MAX;
-constexpr bool is_packed(PoolId id) { return id == PYALLOC_POOL_WEIGHTS || id == PYALLOC_POOL_LORA; }
-
 struct Pool {
   Pool(DeviceHeap& heap, PoolId number, uint16_t space_id, size_t granule_bytes, MappedTotals (&of_kinds)[kKinds])
       : id(number),
-        coarse(heap, *this, nullptr, is_packed(number) ? Layout::kPacked : Layout::kCoarse, space_id, granule_bytes,
-               of_kinds, mapped) {}
+        policy(pool_policy(number)),
+        coarse(heap, *this, nullptr, pool_policy(number).packed ? Layout::kPacked : Layout::kCoarse, space_id,
+               granule_bytes, of_kinds, mapped) {}
 
   const PoolId id;
+  const PoolPolicy policy;
   MappedTotals mapped;  // of all its spaces, and its limit
   Space coarse;
-  std::unique_ptr<Space> large_pages;  // kv's
+  std::unique_ptr<Space> large_pages;  // where the policy has slabs
   std::vector<Lane*> lanes_by_stream, arenas_by_stream;
   Usage live_coarse;  // blocks of the spaces without a lane
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/bits.h"
 #include "base/ranked_mutex.h"
 
 namespace pyalloc {
@@ -14,6 +15,7 @@ constexpr size_t kLongestName = 31;
 struct Names {
   RankedMutex mutex{Rank::kRegistry};
   char text[kMostPools][kLongestName + 1] = {"general", "weights", "kv", "workspace", "lora"};
+  PoolPolicy policy[kMostPools] = {{}, {true, false, 0}, {false, false, 16 * kMiB}, {false, true, 0}, {true, false, 0}};
   std::atomic<PoolId> count{5};
 };
 
@@ -38,9 +40,13 @@ std::string known() {
 
 PoolId pool_count() { return names().count.load(std::memory_order_acquire); }
 
+const PoolPolicy& pool_policy(PoolId id) { return names().policy[id]; }
+
 const char* pool_name(PoolId id) { return id < pool_count() ? names().text[id] : nullptr; }
 
-Status find_pool(const char* name, bool create, PoolId& id) {
+namespace {
+
+Status find_or_make(const char* name, bool create, const PoolPolicy& policy, PoolId& id) {
   Names& all = names();
   auto known_already = [&] {
     for (id = 0; id < pool_count(); ++id)
@@ -60,7 +66,37 @@ Status find_pool(const char* name, bool create, PoolId& id) {
     return fail(PYALLOC_INVALID_ARGUMENT, "a process has at most %d pools; use one of: %s", int{kMostPools},
                 known().c_str());
   std::strcpy(all.text[id], name);
+  all.policy[id] = policy;
   all.count.store(static_cast<PoolId>(id + 1), std::memory_order_release);
+  return kOk;
+}
+
+}  // namespace
+
+Status find_pool(const char* name, bool create, PoolId& id) { return find_or_make(name, create, {}, id); }
+
+Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, PoolId& id) {
+  if (like != kNoPool && (like >= pool_count() || like == PYALLOC_POOL_LORA))
+    return fail(PYALLOC_INVALID_ARGUMENT,
+                "a pool cannot be like pool %d: lora's reserve is its own; expected a pool that exists, such as "
+                "general, "
+                "weights, kv or workspace",
+                int{like});
+  PoolPolicy policy = like != kNoPool ? pool_policy(like) : PoolPolicy{};
+  if (slab_bytes != kAsLike) {
+    bool fits = slab_bytes == 0 || (slab_bytes >= 4 * kMiB && slab_bytes <= 32 * kMiB && is_power_of_two(slab_bytes));
+    if (!fits || policy.packed || policy.arena)
+      return fail(PYALLOC_INVALID_ARGUMENT,
+                  "slabs of %llu bytes for pool '%s'; expected 4, 8, 16 or 32 MiB, or 0 for none, and a pool like kv",
+                  static_cast<unsigned long long>(slab_bytes), name);
+    policy.slab_bytes = slab_bytes;
+  }
+  Status status = find_or_make(name, true, policy, id);
+  if (status != kOk || (like == kNoPool && slab_bytes == kAsLike)) return status;
+  const PoolPolicy& has = pool_policy(id);
+  if (has.packed != policy.packed || has.arena != policy.arena || has.slab_bytes != policy.slab_bytes)
+    return fail(PYALLOC_INVALID_ARGUMENT,
+                "the pool '%s' exists with another layout, which cannot be changed; choose another name", name);
   return kOk;
 }
 

@@ -1,14 +1,33 @@
-// The process's pools by name. Five exist from the start; others are added and never removed, so a name stays valid.
-// Guarded by a lock of its own; finding and reading a name takes none.
+// The process's pools: their names, and how each lays out its blocks. Five exist from the start; others are added and
+// never removed or changed, so what is read stays valid. Guarded by a lock of its own; finding and reading takes none.
 #pragma once
+#include <cstddef>
+#include <cstdint>
+
 #include "base/status.h"
-#include "heap/pool.h"
 
 namespace pyalloc {
+
+using PoolId = uint16_t;
+constexpr PoolId kGeneralPool = 0;
+constexpr PoolId kMostPools = 64;  // in a process
+constexpr PoolId kNoPool = UINT16_MAX;
+
+struct PoolPolicy {
+  bool packed = false;    // blocks of every size end to end in one space (weights, lora)
+  bool arena = false;     // scopes are steps, each stream's in an arena of its own (workspace)
+  size_t slab_bytes = 0;  // blocks from kv_large_threshold to this size share slabs of it (kv); 0: none do
+};
 
 // Finds the pool named `name`; makes it where `create` says so. Refuses names that could not stand in a configuration.
 Status find_pool(const char* name, bool create, PoolId& id);
 PoolId pool_count();
 const char* pool_name(PoolId id);  // null: there is none
+const PoolPolicy& pool_policy(PoolId id);
+
+// Finds the pool or makes it, with the layout of pool `like` but slabs of `slab_bytes`. kNoPool: any layout; kAsLike: the
+// slabs of `like`. Refused where the pool exists with another layout.
+constexpr uint64_t kAsLike = UINT64_MAX;
+Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, PoolId& id);
 
 }  // namespace pyalloc

@@ -27,11 +27,12 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
   uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte : kPoolAddressesPerByte;
   uint64_t wanted = std::max(kFewestAddresses, per_byte * total_bytes());
   Status status = pool.coarse.create(wanted, total_bytes());
-  if (status == kOk && id == PYALLOC_POOL_KV && !guard_ && kv_large_threshold_ > 0 &&
-      Space::kLargePage % granule_bytes_ == 0) {
+  size_t slab = pool.policy.slab_bytes;
+  if (status == kOk && slab > 0 && slab % granule_bytes_ == 0 && !guard_ && kv_large_threshold_ > 0) {
     auto number = static_cast<uint16_t>(backing_.next_space() + 1);
     pool.large_pages = std::make_unique<Space>(*this, pool, nullptr, Layout::kLargePages, number, granule_bytes_,
                                                mapped_, pool.mapped);
+    pool.large_pages->memory().slab_slots = static_cast<uint32_t>(slab / granule_bytes_);
     status = pool.large_pages->create(wanted, total_bytes());
     if (status != kOk) pool.coarse.memory().free_reservation();
   }
@@ -95,8 +96,8 @@ Status DeviceHeap::make_space(Lane& lane) {
   return kOk;
 }
 
-void DeviceHeap::end_step() {
-  Pool* pool = open_pool(PYALLOC_POOL_WORKSPACE);
+void DeviceHeap::end_step(PoolId id) {
+  Pool* pool = open_pool(id);
   if (pool == nullptr) return;
   std::vector<Lane*> arenas;
   {

@@ -32,9 +32,7 @@ class Space {
   // `lane`: whose blocks live here; null for a space that all streams share.
   Space(DeviceHeap& heap, Pool& pool, Lane* lane, Layout layout, uint16_t id, size_t granule_bytes,
         MappedTotals (&of_kinds)[kKinds], MappedTotals& of_pool)
-      : heap_(heap), pool_(pool), lane_(lane), layout_(layout), memory_(id, granule_bytes, of_kinds[kind()], of_pool) {
-    if (large_pages()) memory_.slab_slots = static_cast<uint32_t>(kLargePage / granule_bytes);
-  }
+      : heap_(heap), pool_(pool), lane_(lane), layout_(layout), memory_(id, granule_bytes, of_kinds[kind()], of_pool) {}
 
   Status create(uint64_t bytes, uint64_t least);
 
@@ -59,7 +57,6 @@ class Space {
   // Slots touched once more than blocks do, so that they stay mapped (reserve.cpp).
   uint64_t kept_slots = 0;
 
-  static constexpr size_t kLargePage = 16 * kMiB;
   static constexpr size_t kFineCell = kLargestSmall, kCoarseCell = 1 * kMiB;
   size_t cell_bytes() const { return coarse() ? kCoarseCell : kFineCell; }
 
