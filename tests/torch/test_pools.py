@@ -116,7 +116,8 @@ assert pyalloc.enable(bridge="require", kv_limit="64MiB", lora_reserve=0)
             raises(pyalloc.InvalidArgumentError, "cannot be named 'A B'", lambda: pyalloc.create_pool("A B"))
             assert pyalloc.create_pool("images", like="kv", slab="32MiB", limit="2GiB") == "images"
             assert pyalloc.create_pool("images", limit="1GiB") == "images"
-            raises(pyalloc.InvalidArgumentError, "another layout", lambda: pyalloc.create_pool("images", like="weights"))
+            packed = lambda: pyalloc.create_pool("images", like="weights")
+            raises(pyalloc.InvalidArgumentError, "another layout", packed)
             raises(pyalloc.InvalidArgumentError, "no pool is named 'vk'", lambda: pyalloc.create_pool("y", like="vk"))
             raises(pyalloc.InvalidArgumentError, "32 MiB", lambda: pyalloc.create_pool("y", like="kv", slab="3MiB"))
             """
