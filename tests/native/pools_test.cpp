@@ -114,6 +114,30 @@ TEST(scopes_nest_and_belong_to_their_thread) {
   while (pushed-- > 0) CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_KV), PYALLOC_OK);
 }
 
+TEST(a_suggestion_gives_way_to_the_users_scope) {
+  Gpu gpu("memory:1GiB");
+  CHECK_EQ(pyalloc_suggest_pool(PYALLOC_POOL_WEIGHTS), 1);
+  CHECK_EQ(pyalloc_suggest_pool(PYALLOC_POOL_LORA), 1);  // suggestions nest
+  CHECK_EQ(pyalloc_current_pool(), int{PYALLOC_POOL_LORA});
+  {
+    In users(PYALLOC_POOL_GENERAL);  // general is a choice too
+    CHECK_EQ(pyalloc_suggest_pool(PYALLOC_POOL_KV), 0);
+    CHECK_EQ(pyalloc_current_pool(), int{PYALLOC_POOL_GENERAL});
+    std::thread([] {
+      CHECK_EQ(pyalloc_suggest_pool(PYALLOC_POOL_KV), 1);
+      CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_KV), PYALLOC_OK);
+    }).join();
+  }
+  CHECK_EQ(pyalloc_suggest_pool(PYALLOC_POOL_WEIGHTS), 0);  // an adapter is being loaded
+  CHECK_EQ(pyalloc_suggest_pool(PYALLOC_POOL_KV), 1);
+  CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_KV), PYALLOC_OK);
+  CHECK(pyalloc_pop_pool(PYALLOC_POOL_WEIGHTS) == PYALLOC_WRONG_STATE && says("'lora' was entered last"));
+  CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
+  CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_WEIGHTS), PYALLOC_OK);
+  for (int bad : {-1, 64}) CHECK_EQ(pyalloc_suggest_pool(bad), 0);
+  CHECK_EQ(pyalloc_current_pool(), int{PYALLOC_POOL_GENERAL});
+}
+
 TEST(pools_have_names) {
   Gpu gpu("memory:1GiB");
   int pool = -1;

@@ -149,6 +149,9 @@ int pyalloc_pool_count(void);
 const char* pyalloc_pool_name(int pool); /* null: no such pool */
 /* Blocks that this thread allocates from now on go to `pool`, until the matching pop. */
 pyalloc_status pyalloc_push_pool(int pool);
+/* The same for code that guesses a purpose. 1: pushed, pop it. 0, and nothing happened: inside a scope of pyalloc_push_pool, which
+ * knows it; weights inside lora, since an adapter's layers are modules too. */
+int pyalloc_suggest_pool(int pool);
 pyalloc_status pyalloc_pop_pool(int pool); /* the pool pushed last: any other is refused and nothing happens */
 int pyalloc_current_pool(void);
 /* Zeros for a pool not yet used on the device. */

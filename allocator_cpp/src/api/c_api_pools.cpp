@@ -49,6 +49,7 @@ const char* pyalloc_pool_name(int pool) {
 }
 
 pyalloc_status pyalloc_push_pool(int pool) { return push_pool(pool); }
+int pyalloc_suggest_pool(int pool) { return suggest_pool(pool) ? 1 : 0; }
 pyalloc_status pyalloc_pop_pool(int pool) {
   Status status = pop_pool(pool);
   if (status != kOk) return status;

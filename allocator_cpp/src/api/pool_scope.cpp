@@ -10,9 +10,21 @@ namespace {
 
 constexpr size_t kDeepest = 1000;  // scopes; more are pushes that nobody pops
 
+struct Scope {
+  PoolId pool;
+  bool users;
+};
+
 // The current pool stands apart from the stack: it is read at every allocation.
 thread_local PoolId current = kGeneralPool;
-thread_local std::vector<PoolId> outer;
+thread_local bool current_is_users = false;
+thread_local std::vector<Scope> outer;
+
+void enter(PoolId pool, bool users) {
+  outer.push_back({current, current_is_users});
+  current = pool;
+  current_is_users = users;
+}
 
 }  // namespace
 
@@ -20,7 +32,9 @@ PoolId current_pool() { return current; }
 
 bool pool_chosen() { return !outer.empty(); }
 
-bool in_scope_of(PoolId pool) { return current == pool || std::find(outer.begin(), outer.end(), pool) != outer.end(); }
+bool in_scope_of(PoolId pool) {
+  return current == pool || std::any_of(outer.begin(), outer.end(), [pool](Scope one) { return one.pool == pool; });
+}
 
 Status push_pool(int id) {
   if (id < 0 || id >= pool_count())
@@ -28,9 +42,15 @@ Status push_pool(int id) {
   if (outer.size() >= kDeepest)
     return fail(PYALLOC_WRONG_STATE, "%zu pool scopes are open on this thread; leave each one that is entered",
                 outer.size());
-  outer.push_back(current);
-  current = static_cast<PoolId>(id);
+  enter(static_cast<PoolId>(id), true);
   return kOk;
+}
+
+bool suggest_pool(int id) {
+  if (id == PYALLOC_POOL_WEIGHTS && current == PYALLOC_POOL_LORA) return false;
+  if (current_is_users || id < 0 || id >= pool_count() || outer.size() >= kDeepest) return false;
+  enter(static_cast<PoolId>(id), false);
+  return true;
 }
 
 Status pop_pool(int id) {
@@ -40,7 +60,8 @@ Status pop_pool(int id) {
                 "pool '%s' cannot be left: '%s' was entered last on this thread; leave scopes in the opposite order, "
                 "on the thread that entered them",
                 id >= 0 && id < pool_count() ? pool_name(static_cast<PoolId>(id)) : "?", pool_name(current));
-  current = outer.back();
+  current = outer.back().pool;
+  current_is_users = outer.back().users;
   outer.pop_back();
   return kOk;
 }
