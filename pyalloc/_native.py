@@ -113,6 +113,12 @@ class Library:
             function = getattr(self._dll, f"pyalloc_{name}")
             function.restype = ctypes.c_size_t
             function.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+        # For wrappers that run in every forward pass: arguments and statuses as they are, and the GIL kept, which costs
+        # less than giving it up and waiting for it.
+        held = ctypes.PyDLL(path)
+        self.current_pool: Final[Callable[[], int]] = held.pyalloc_current_pool
+        self.quick_suggest_pool: Final[Callable[[int], int]] = held.pyalloc_suggest_pool
+        self.quick_pop_pool: Final[Callable[[int], int]] = held.pyalloc_pop_pool
 
     def _check(self, status: int) -> None:
         if status != 0:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from . import _native, bridge_build, config, errors, plain
+from . import _native, bridge_build, config, errors, instrumentation, plain
 from .config import Size, Switch
 
 _log = logging.getLogger("pyalloc")
@@ -89,6 +89,7 @@ def enable(
     predict_lifetimes: Switch | None = None,
     kv_large_threshold: Size | None = None,
     lora_overflow: Literal["general", "error"] | None = None,
+    instrument: Switch | None = None,
 ) -> bool:
     """Makes pyalloc torch's CUDA allocator for the rest of this process. Call it before the first use of CUDA.
 
@@ -124,6 +125,7 @@ def enable(
             "predict_lifetimes": predict_lifetimes,
             "kv_large_threshold": kv_large_threshold,
             "lora_overflow": lora_overflow,
+            "instrument": instrument,
         }
     )
     _explicit.active = True
@@ -166,6 +168,8 @@ def _enable(arguments: str) -> bool:
         except errors.PyallocError:
             library.configure(config.environment_text(), "environment")
             raise
+        if _enabled is not None and _enabled.values["instrument"] == "on":
+            instrumentation.install()
         return _enabled is not None
 
 

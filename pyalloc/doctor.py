@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from . import _native, allocator, bridge_build, config, errors
+from . import _native, allocator, bridge_build, config, errors, instrumentation
 from ._version import __version__
 
 _VMM_SUPPORTED: Final = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -36,6 +36,7 @@ def examine() -> dict[str, Any]:
         "bridge": _guarded(_bridge),
         "options": _guarded(_options),
         "virtuals_not_covered": _guarded(_uncovered_virtuals),
+        "instrumentation": _guarded(_instrumentation),
     }
     report["ready"] = not any(
         "error" in report[part] for part in ("library", "driver", "bridge", "options")
@@ -131,6 +132,11 @@ def _options() -> list[dict[str, Any]]:
     return allocator.describe_options()
 
 
+def _instrumentation() -> dict[str, Any]:
+    switch = next(option["value"] for option in _options() if option["key"] == "instrument")
+    return {"state": switch, "libraries": instrumentation.survey()}
+
+
 def _uncovered_virtuals() -> list[str]:
     include = bridge_build.target().torch_folder / "include"
     source = (bridge_build.sources().folder / "allocator.h").read_text(encoding="utf-8")
@@ -176,6 +182,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
                 else "all of this torch's are known"
             )
         )
+    lines.extend(_instrumentation_lines(report["instrumentation"]))
     lines.extend(_option_lines(report["options"]))
     lines.append(
         "pyalloc can run here with its bridge"
@@ -195,6 +202,20 @@ def _device_lines(devices: Any) -> list[str]:
         + ("virtual memory management" if row["vmm"] else "PROBLEM: no virtual memory management")
         for row in devices
     ]
+
+
+def _instrumentation_lines(instrumentation: dict[str, Any]) -> list[str]:
+    if "error" in instrumentation:
+        return [f"instrument  PROBLEM: {instrumentation['error']}"]
+    lines = [f"instrument {instrumentation['state']}: functions whose memory goes to a pool without a scope of yours"]
+    for name, library in instrumentation["libraries"].items():
+        if not library["installed"]:
+            lines.append(f"  {name:12}  not installed")
+            continue
+        counts = ", ".join(f"{len(functions)} {pool}" for pool, functions in library["wraps"].items())
+        lines.append(f"  {name:12}  {library['version']}: {counts or 'none'}")
+        lines.extend(f"  {'':12}  PROBLEM: {reason}" for reason in library["missing"])
+    return lines
 
 
 def _option_lines(options: Any) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-from support import ROOT
+from support import ROOT, need
 
 EXAMPLES = ROOT / "examples"
 
@@ -74,3 +75,16 @@ def test_oom(tmp_path: Path) -> None:
     assert lines[-3] == "served; 5 prefixes are left"
     assert lines[-2].startswith("CUDA out of memory. Tried to allocate 1.00 GiB.")
     assert lines[-1] == "{'capacity': 1, 'limit': 0, 'fragmentation': 0}"
+
+
+def test_transformers(tmp_path: Path) -> None:
+    for name in ("transformers", "peft"):
+        need(find_spec(name), f"{name} is not installed")
+    lines = [line.split() for line in on_simgpu("05_transformers.py", "2GiB", tmp_path).splitlines()]
+    found = {line[0]: (int(line[1]), line[3]) for line in lines}
+    layer = 2 * 512 * 512 + 2 * 512 * 512 + 3 * 512 * 1024 + 2 * 512  # q, k, v, o; the MLP; its norms
+    parameters = 2 * (2 * 4096 * 512 + 4 * layer + 512)
+    frequencies = 2 * 2 * 32  # two buffers of the rotary embedding
+    assert found["weights"] == (2 + 4 * 9 + 1 + 2, f"{parameters + frequencies:,}")
+    assert found["kv"] == (4 * 2, f"{4 * 2 * 2 * 512 * 109:,}")
+    assert found["lora"] == (4 * 2 * 2, f"{4 * 4 * 2 * 2 * 512 * 16:,}")
