@@ -87,9 +87,9 @@ check(LlamaForCausalLM.from_pretrained(os.environ["FOLDER"]).cuda())
 
 
 def test_an_imported_library_is_instrumented_while_torch_enables_pyalloc(run_on_simgpu: Run, tmp_path: Path) -> None:
-    """Here transformers imports torch, whose hook enables pyalloc, in the middle of transformers' own import."""
+    """Here transformers.cache_utils imports torch, whose hook enables pyalloc in the middle of that module's import."""
     run_on_simgpu(
-        "from transformers import LlamaForCausalLM\n"
+        "from transformers.cache_utils import DynamicCache\n"
         + PRELUDE
         + "import torch\nassert pyalloc.is_enabled()\n"
         + LLAMA_WITH_ADAPTERS
@@ -161,6 +161,22 @@ def test_sliding_and_reordered_caches(run_on_simgpu: Run) -> None:
     )
 
 
+def test_the_cache_of_continuous_batching(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            from types import SimpleNamespace
+            from transformers import ContinuousBatchingConfig
+            from transformers.generation.continuous_batching.cache import PagedAttentionCache
+            batching = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64, max_memory_percent=0.5)
+            alone = SimpleNamespace(tp_size=1)
+            cache = PagedAttentionCache(llama().config, batching, torch.device("cuda"), alone, torch.float16)
+            assert where([cache.cache_tensor]).keys() == {"kv"} and requested("kv") >= 64 * 1024
+            """
+        )
+    )
+
+
 def test_training_leaves_gradients_and_states_in_general(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(
@@ -204,12 +220,12 @@ def test_modules_built_on_the_device(run_on_simgpu: Run) -> None:
                     self.layers = nn.ModuleList([nn.Linear(1000, 1000), Norm(), nn.Embedding(100, 10), nn.GRU(8, 8)])
                     self.made = self(torch.zeros(2, 1000))  # not by its __init__ but by a forward pass inside of it
                 def forward(self, x):
-                    return torch.zeros(1000) + self.layers[0](x)
+                    return torch.zeros(1000), self.layers[0](x)
             with torch.device("cuda"):
                 net = Net()
                 outside = torch.zeros(1000)
             assert where(net.parameters()).keys() == {"weights"}
-            assert where([net.made, outside]).keys() == {"general"}
+            assert where([*net.made, outside]).keys() == {"general"}
             assert requested("weights") == sum(p.numel() * 4 for p in net.parameters()) + 4 * 2000   # and its input
             for kind, sizes in {nn.Linear: (30, 40), nn.Conv2d: (3, 4, 5), nn.LayerNorm: (9,), nn.BatchNorm2d: (3,),
                                 nn.LSTM: (4, 5), nn.Embedding: (6, 7), nn.MultiheadAttention: (8, 2),

@@ -150,14 +150,18 @@ def test_a_model_compiles_whole(run_on_simgpu: Run) -> None:
             from transformers import DynamicCache, StaticCache
             model = get_peft_model(llama().cuda(), LoraConfig(target_modules=["q_proj"])).eval()
             compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+            early = StaticCache(model.config, max_cache_len=64)
+            early.early_initialization(2, 4, 32, torch.float32, "cuda")
+            caches = {"dynamic": DynamicCache(config=model.config), "early": early,
+                      "static": StaticCache(model.config, max_cache_len=64)}
             with torch.inference_mode():
-                for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=64)):
+                for cache in caches.values():
                     tokens = torch.zeros((2, 17), dtype=torch.int64, device="cuda")
                     for step in range(3):
                         compiled(tokens, past_key_values=cache, use_cache=True)
                         tokens = tokens[:, :1]
-                    assert len(cache_tensors(cache)) == 4 and cache_tensors(cache)[0].is_cuda
-
+            pools = {name: where(cache_tensors(cache)).keys() for name, cache in caches.items()}
+            assert pools == {"dynamic": {"general"}, "static": {"general"}, "early": {"kv"}}, pools
             torch.set_default_device("cuda")
             torch.compile(lambda x: torch.zeros(4) + x, fullgraph=True, backend="aot_eager")(torch.zeros(4))
             """
