@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .errors import PyallocError as PyallocError
     from .errors import StateError as StateError
     from .errors import UnknownPointerError as UnknownPointerError
+    from .ledger import Ledger as Ledger
+    from .ledger import ledger as ledger
     from .out_of_memory import on_oom as on_oom
     from .out_of_memory import oom_report as oom_report
     from .out_of_memory import remove_on_oom as remove_on_oom
@@ -54,6 +56,7 @@ _PUBLIC = {
         "StateError",
         "UnknownPointerError",
     ),
+    "ledger": ("Ledger", "ledger"),
     "out_of_memory": ("on_oom", "oom_report", "remove_on_oom"),
     "purpose_pools": ("PoolStats", "create_pool", "escapes", "lora_prepare", "pool", "pools", "reset_pool_peaks"),
     "stats": ("device_stats",),

@@ -71,6 +71,10 @@ def library_path() -> str:
     return str(path.absolute())
 
 
+def _values_of(struct: ctypes.Structure, fields: list[dict[str, str]]) -> dict[str, int]:
+    return {field["name"]: int(getattr(struct, field["name"])) for field in fields}
+
+
 class Library:
     """The loaded core. Calls that fail raise the error of their status with the core's message."""
 
@@ -106,6 +110,7 @@ class Library:
             "driver_json",
             "stat_fields_json",
             "pool_fields_json",
+            "ledger_fields_json",
             "oom_json",
             "tag_fields_json",
             "bills_json",
@@ -270,7 +275,29 @@ class Library:
         stats = self._pool_stats_type()
         stats.size = ctypes.sizeof(stats)
         self._check(self._dll.pyalloc_get_pool_stats(device, number, ctypes.byref(stats)))
-        return {field["name"]: int(getattr(stats, field["name"])) for field in self.pool_fields}
+        return _values_of(stats, self.pool_fields)
+
+    @functools.cached_property
+    def ledger_fields(self) -> list[dict[str, str]]:
+        """The table of a device's ledger: name, unit and help."""
+        fields: list[dict[str, str]] = self._json(self._dll.pyalloc_ledger_fields_json)
+        return fields
+
+    @functools.cached_property
+    def _ledger_type(self) -> type[ctypes.Structure]:
+        return _int64_struct("Ledger", self.ledger_fields)
+
+    def ledger(self, device: int) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+        """A device's figures by the names of `ledger_fields`, and its pools' by name, all of one moment."""
+        ledger = self._ledger_type()
+        ledger.size = ctypes.sizeof(ledger)
+        names = self.pool_names()
+        pools = (self._pool_stats_type * len(names))()
+        for pool in pools:
+            pool.size = ctypes.sizeof(self._pool_stats_type)
+        self._check(self._dll.pyalloc_get_ledger(device, ctypes.byref(ledger), pools, len(names)))
+        of_pools = {name: _values_of(pool, self.pool_fields) for name, pool in zip(names, pools, strict=True)}
+        return _values_of(ledger, self.ledger_fields), of_pools
 
     def push_tag(self, name: str) -> int:
         """This thread's blocks are charged to the tag until the matching pop_tag() of the number returned."""
@@ -297,7 +324,7 @@ class Library:
         bill = self._bill_type()
         bill.size = ctypes.sizeof(bill)
         self._check(self._dll.pyalloc_get_bill(name.encode(), ctypes.byref(bill)))
-        return {field["name"]: int(getattr(bill, field["name"])) for field in self.tag_fields}
+        return _values_of(bill, self.tag_fields)
 
     def bills(self) -> list[dict[str, Any]]:
         """Every known tag's figures, with `tag`, its name."""

@@ -12,18 +12,20 @@ from dataclasses import dataclass
 
 from . import errors
 from ._native import library
+from .fragmentation import Fragmentation
 
 MOST_DEVICES = 64  # of a process; all of them, while it is not known how many there are
 
 
 @dataclass(frozen=True)
-class PoolStats:
+class PoolStats(Fragmentation):
     """One pool of one device; sizes in bytes.
 
     requested: asked for by its live blocks; allocated: the same, rounded as allocated; used: the 2 MiB granules those
     touch, and the reserve; reserved: its mapped granules, the idle ones, which any pool may take, included; limit: most
     that may be used, None without one; peak: most that was used at once; largest_free: the longest free mapped run;
-    reserve: kept mapped for its blocks alone (lora), a part of used.
+    largest_remapped: the largest request that its free mapped memory could serve, moved together; reserve: kept mapped
+    for its blocks alone (lora), a part of used.
     """
 
     name: str
@@ -35,28 +37,8 @@ class PoolStats:
     limit: int | None
     peak: int
     largest_free: int
+    largest_remapped: int
     reserve: int
-
-    @property
-    def internal_fragmentation(self) -> float:
-        """1 - requested / allocated: what rounding costs. 0 for an empty pool."""
-        return 1 - self.requested / self.allocated if self.allocated else 0.0
-
-    @property
-    def external_fragmentation(self) -> float:
-        """1 - largest free run / free bytes, of mapped memory; 0 when none is free. Remapping makes it harmless for
-        requests of a granule or more.
-        """
-        free = self.reserved - self.allocated
-        return 1 - self.largest_free / free if free > 0 else 0.0
-
-    @property
-    def granule_fragmentation(self) -> float:
-        """Free bytes in partly used granules / reserved: what remapping cannot reach. A reserve that waits does not
-        count.
-        """
-        free = self.used - max(self.allocated, self.reserve)
-        return max(0, free) / self.reserved if self.reserved else 0.0
 
 
 @contextlib.contextmanager
@@ -126,13 +108,14 @@ def pools(device: int | None = None) -> list[PoolStats]:
     CUDA is in use. Exact; walks the heap, so not for a hot loop.
     """
     core = library()
-    number = _current_device() if device is None else device
-    found = []
-    for pool_number, name in enumerate(core.pool_names()):
-        values = core.pool_stats(number, pool_number)
-        limit = values.pop("limit") or None
-        found.append(PoolStats(name=name, limit=limit, **values))
-    return found
+    number = current_device() if device is None else device
+    return [pool_figures(name, core.pool_stats(number, place)) for place, name in enumerate(core.pool_names())]
+
+
+def pool_figures(name: str, values: dict[str, int]) -> PoolStats:
+    """The core's figures of one pool, by the names of its table, as users see them."""
+    sizes = {key: size for key, size in values.items() if key != "limit"}
+    return PoolStats(name=name, limit=values["limit"] or None, **sizes)
 
 
 def escapes(device: int | None = None) -> dict[int, int]:
@@ -154,17 +137,18 @@ def lora_prepare(size: int | str, device: int | None = None) -> None:
     StateError without a reserve, DriverError without a GPU; nothing is set aside then.
     """
     core = library()
-    core.lora_prepare(_current_device() if device is None else device, core.parse_size(str(size)))
+    core.lora_prepare(current_device() if device is None else device, core.parse_size(str(size)))
 
 
 def reset_pool_peaks(device: int | None = None) -> None:
     """Starts every pool's `peak` on one device again from what is used now."""
     core = library()
     for number in range(len(core.pool_names())):
-        core.reset_pool_peak(_current_device() if device is None else device, number)
+        core.reset_pool_peak(current_device() if device is None else device, number)
 
 
-def _current_device() -> int:
+def current_device() -> int:
+    """Torch's current device, or 0 before CUDA is in use."""
     import sys
 
     torch = sys.modules.get("torch")

@@ -165,6 +165,18 @@ pyalloc_status pyalloc_lora_prepare(int device, uint64_t bytes);
 /* {"bytes asked for": blocks...}: what outlived the step (outermost scope of the workspace pool on its thread) it was allocated in,
  * since the beginning. After 256 sizes of a stream the others are counted together as "0". */
 size_t pyalloc_escapes_json(int device, char* buffer, size_t capacity);
+/* The device's whole account, of one moment: `ledger`, and the figures of the first `pool_count` pools, by id, in `pools` (null when
+ * pool_count is 0), each with its size set. Zeros, but for pool limits, before the device's first allocation. */
+typedef struct pyalloc_ledger {
+  uint32_t size;
+  uint32_t version;
+#define PYALLOC_LEDGER_FIELD(name, unit, help) int64_t name;
+#include "pyalloc/ledger_fields.def"
+#undef PYALLOC_LEDGER_FIELD
+} pyalloc_ledger;
+pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_pool_stats* pools, int pool_count);
+/* [{"name","unit","help"}...] of pyalloc_ledger, in struct order. */
+size_t pyalloc_ledger_fields_json(char* buffer, size_t capacity);
 /* [{"name","unit","help"}...] of pyalloc_pool_stats, in struct order. */
 size_t pyalloc_pool_fields_json(char* buffer, size_t capacity);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "api/json_text.h"
 #include "api/pool_scope.h"
@@ -18,6 +19,11 @@ Status check_pool(int device, int pool) {
   if (status == kOk && (pool < 0 || pool >= pool_count()))
     status = fail(PYALLOC_INVALID_ARGUMENT, "pool %d; expected 0 to %d", pool, pool_count() - 1);
   return status;
+}
+
+void add_field(std::string& text, const char* name, const char* unit, const char* help) {
+  text += std::string(text.empty() ? "" : ",\n ") + "{\"name\": " + quoted(name) + ", \"unit\": " + quoted(unit) +
+          ", \"help\": " + quoted(help) + "}";
 }
 
 }  // namespace
@@ -93,6 +99,37 @@ pyalloc_status pyalloc_get_pool_stats(int device, int pool, pyalloc_pool_stats* 
   return kOk;
 }
 
+pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_pool_stats* pools, int count) {
+  if (ledger == nullptr || ledger->size < sizeof(pyalloc_ledger))
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_ledger: ledger->size is not set to the struct's size");
+  if (count < 0 || count > pool_count() || (pools == nullptr && count > 0))
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_ledger: %d pools; expected room for 0 to %d", count,
+                pool_count());
+  for (int id = 0; id < count; ++id)
+    if (pools[id].size < sizeof(pyalloc_pool_stats))
+      return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_ledger: pools[%d].size is not set to the struct's size", id);
+  Registry& registry = Registry::instance();
+  Status status = registry.usable();
+  if (status == kOk) status = registry.check_device(device);
+  if (status != kOk) return status;
+  pyalloc_ledger found{};
+  found.size = sizeof found;
+  found.version = PYALLOC_ABI_VERSION;
+  std::vector<pyalloc_pool_stats> of_pools(static_cast<size_t>(count));
+  for (int id = 0; id < count; ++id) {
+    of_pools[static_cast<size_t>(id)].size = sizeof(pyalloc_pool_stats);
+    of_pools[static_cast<size_t>(id)].version = PYALLOC_ABI_VERSION;
+    of_pools[static_cast<size_t>(id)].limit =
+        static_cast<int64_t>(registry.pool_limit(device, static_cast<PoolId>(id)));
+  }
+  if (DeviceHeap* heap = registry.open_heap(device); heap != nullptr)
+    status = heap->get_ledger(found, of_pools.data(), count);
+  if (status != kOk) return status;
+  *ledger = found;
+  std::copy(of_pools.begin(), of_pools.end(), pools);
+  return kOk;
+}
+
 pyalloc_status pyalloc_reset_pool_peak(int device, int pool) {
   Status status = check_pool(device, pool);
   if (status != kOk) return status;
@@ -108,13 +145,19 @@ pyalloc_status pyalloc_set_pool_limit(int device, int pool, uint64_t bytes) {
 }
 
 size_t pyalloc_pool_fields_json(char* buffer, size_t capacity) {
-  std::string text = "[";
-#define PYALLOC_POOL_FIELD(name, unit, help)                                                                   \
-  text += std::string(text.size() > 1 ? ",\n " : "") + "{\"name\": \"" #name "\", \"unit\": " + quoted(unit) + \
-          ", \"help\": " + quoted(help) + "}";
+  std::string text;
+#define PYALLOC_POOL_FIELD(name, unit, help) add_field(text, #name, unit, help);
 #include "pyalloc/pool_fields.def"
 #undef PYALLOC_POOL_FIELD
-  return copy(text + "]", buffer, capacity);
+  return copy("[" + text + "]", buffer, capacity);
+}
+
+size_t pyalloc_ledger_fields_json(char* buffer, size_t capacity) {
+  std::string text;
+#define PYALLOC_LEDGER_FIELD(name, unit, help) add_field(text, #name, unit, help);
+#include "pyalloc/ledger_fields.def"
+#undef PYALLOC_LEDGER_FIELD
+  return copy("[" + text + "]", buffer, capacity);
 }
 
 }  // extern "C"

@@ -301,7 +301,7 @@ void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) 
       PYALLOC_ASSERT(space.slot(index).live > 0);
       dead += --space.slot(index).live == 0;
     }
-    space.pool_totals().used -= dead;
+    space.pool_totals().use(-int64_t{dead});
     if (id == 0 || dead == 0) continue;
     if (now < 0) now = now_ms();
     granules_.slots_dead(id, dead, now);
@@ -336,7 +336,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     extends = false;
   }
   MappedTotals& pool = space.pool_totals();
-  pool.used += newly_used;
+  pool.use(newly_used);
   refused_by_limit_ = false;
   refused_by_pool_ = pool.used > pool.limit;
   bool ordered = true;
@@ -375,7 +375,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     return status;
   }
   adopt(space, offset, bytes, found);
-  pool.peak_used = std::max(pool.peak_used, pool.used);
+  pool.note_peak();
   return kOk;
 }
 

@@ -92,6 +92,8 @@ class DeviceHeap {
 
   // Zeros for a pool that was never used here.
   void get_pool_stats(PoolId id, pyalloc_pool_stats& stats);
+  // The whole device and its first `count` pools, all of one moment (ledger.cpp).
+  Status get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count);
   void reset_pool_peak(PoolId id);
   // 0: none. Below what the pool uses already it is refused, naming both.
   Status set_pool_limit(PoolId id, uint64_t bytes);
@@ -118,9 +120,14 @@ class DeviceHeap {
   uint64_t driver_free_bytes();
   bool validate(std::string& reason);
 
-  // Calls `visit(space)` for each space with every lane's and the heap's lock held; for the view.
+  // Calls `body()` with every lane's and the heap's lock held.
+  template <class Body>
+  void while_all_locked(Body&& body);
+  // Calls `visit(space)` for each space in the same way; for the view.
   template <class Visit>
-  void with_everything_locked(Visit&& visit);
+  void with_everything_locked(Visit&& visit) {
+    while_all_locked([&] { each_space(visit); });
+  }
   cuda::Stream stream_of(StreamIndex index) const { return clocks_.stream(index); }
   // After fork: forgets everything without a driver call.
   void abandon();
@@ -217,6 +224,9 @@ class DeviceHeap {
       Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
   size_t metadata_bytes(const Space& space) const;
   uint64_t largest_free_in(const Space& space) const;
+  uint64_t largest_remapped_in(const Space& space, int64_t movable) const;
+  uint64_t largest_remapped_in(Pool& pool, int64_t movable) const;
+  void pool_figures(PoolId id, pyalloc_pool_stats& stats);
   bool validate_locked(std::string& reason);
   void self_check();
 
@@ -233,6 +243,7 @@ class DeviceHeap {
   StreamClocks clocks_{counters_};
   Backing backing_;
   MappedTotals mapped_[kKinds];
+  MappedTotals activations_;  // `used` and its peak, of the pools that hold them
   std::deque<Pool> pools_;
   std::atomic<Pool*> pools_by_id_[kMostPools] = {};  // of pools_
   uint64_t pool_limits_[kMostPools] = {};            // also of pools not yet opened
@@ -269,12 +280,12 @@ void DeviceHeap::each_space(Visit&& visit) {
   }
 }
 
-template <class Visit>
-void DeviceHeap::with_everything_locked(Visit&& visit) {
+template <class Body>
+void DeviceHeap::while_all_locked(Body&& body) {
   Lock making(lanes_mutex_);
   for (Lane& lane : lanes_) lane.mutex().lock();
   mutex_.lock();
-  each_space(visit);
+  body();
   mutex_.unlock();
   for (Lane& lane : lanes_) lane.mutex().unlock();
 }

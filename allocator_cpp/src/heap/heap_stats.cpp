@@ -149,12 +149,8 @@ uint64_t DeviceHeap::largest_free() {
 
 bool DeviceHeap::validate(std::string& reason) {
   if (!caching_) return true;
-  Lock making(lanes_mutex_);
-  for (Lane& lane : lanes_) lane.mutex().lock();
-  mutex_.lock();
-  bool good = validate_locked(reason);
-  mutex_.unlock();
-  for (Lane& lane : lanes_) lane.mutex().unlock();
+  bool good = false;
+  while_all_locked([&] { good = validate_locked(reason); });
   return good;
 }
 
@@ -202,13 +198,17 @@ bool DeviceHeap::validate_locked(std::string& reason) {
     if (totals[kind].slots != mapped_[kind].slots || totals[kind].segments != mapped_[kind].segments)
       return reason = "heap: its sums over spaces are wrong", false;
   }
+  int64_t activations = 0;
   for (const Pool& pool : pools_) {
+    if (holds_activations(pool.id)) activations += pool.mapped.used;
     const MappedTotals& sums = of_pools[pool.id];
     if (sums.slots != pool.mapped.slots || sums.segments != pool.mapped.segments || sums.used != pool.mapped.used)
       return reason = "heap: the sums of pool " + std::to_string(pool.id) + " are wrong", false;
     if (pool.mapped.used > pool.mapped.limit)
       return reason = "heap: pool " + std::to_string(pool.id) + " uses more than its limit", false;
   }
+  if (activations != activations_.used || activations > activations_.peak_used)
+    return reason = "heap: the sum of the pools that hold activations is wrong", false;
   int64_t counted = block_counters_.live_bytes_locked();
   // A block is counted after it is placed; only the first of a new peak is so without a lock in between.
   if (counted > live)

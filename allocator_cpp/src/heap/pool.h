@@ -27,6 +27,11 @@ namespace pyalloc {
 
 class Lane;
 
+// What is neither kept for long nor sized ahead of time.
+constexpr bool holds_activations(PoolId id) {
+  return id != PYALLOC_POOL_WEIGHTS && id != PYALLOC_POOL_KV && id != PYALLOC_POOL_LORA;
+}
+
 struct Pool {
   Pool(DeviceHeap& heap, PoolId number, uint16_t space_id, size_t granule_bytes, MappedTotals (&of_kinds)[kKinds])
       : id(number),

@@ -27,23 +27,37 @@ Status DeviceHeap::set_pool_limit(PoolId id, uint64_t bytes) {
 
 void DeviceHeap::reset_pool_peak(PoolId id) {
   Lock lock(mutex_);
-  if (Pool* pool = open_pool(id); pool != nullptr) pool->mapped.peak_used = pool->mapped.used;
+  Pool* pool = open_pool(id);
+  if (pool == nullptr) return;
+  pool->mapped.peak_used = pool->mapped.used;
+  if (pool->mapped.group != nullptr) pool->mapped.group->peak_used = pool->mapped.group->used;
 }
 
 void DeviceHeap::get_pool_stats(PoolId id, pyalloc_pool_stats& stats) {
-  Usage live;
-  uint64_t largest = 0;
+  while_all_locked([&] { pool_figures(id, stats); });
+}
+
+// With everything locked.
+void DeviceHeap::pool_figures(PoolId id, pyalloc_pool_stats& stats) {
+  stats.limit = static_cast<int64_t>(pool_limits_[id]);
+  if (!caching_ && id == kGeneralPool) {  // every block straight from the driver
+    stats.blocks = static_cast<int64_t>(direct_.size());
+    stats.requested = stats.allocated = stats.used = stats.reserved = static_cast<int64_t>(direct_bytes_);
+  }
   Pool* pool = open_pool(id);
-  with_everything_locked([&](const Space& space) {
-    if (pool == nullptr || &space.pool() != pool) return;
+  if (pool == nullptr) return;
+  Usage live = pool->live_coarse;
+  int64_t idle = 0;
+  uint64_t largest = 0;
+  each_space([&](const Space& space) {
+    if (&space.pool() != pool) return;
     largest = std::max(largest, largest_free_in(space));
     if (space.lane() != nullptr) live += space.lane()->live();
+    const AddressSpace& memory = space.memory();
+    for (uint32_t index = 0; index < memory.highest_used(); ++index)
+      idle += memory.slot(index).handle != 0 && backing_.granules().handle(memory.slot(index).handle).idle;
   });
-  Lock lock(mutex_);
-  if (pool != nullptr) live += pool->live_coarse;
   auto granule = static_cast<int64_t>(granule_bytes_);
-  stats.limit = static_cast<int64_t>(pool_limits_[id]);
-  if (pool == nullptr) return;
   stats.blocks = live.blocks;
   stats.requested = live.requested;
   stats.allocated = live.bytes;
@@ -52,6 +66,7 @@ void DeviceHeap::get_pool_stats(PoolId id, pyalloc_pool_stats& stats) {
   stats.peak = pool->mapped.peak_used * granule;
   if (id == PYALLOC_POOL_LORA) stats.reserve = static_cast<int64_t>(lora_reserve_.bytes + lora_prepared_.bytes);
   stats.largest_free = static_cast<int64_t>(largest);
+  stats.largest_remapped = static_cast<int64_t>(std::max(largest, largest_remapped_in(*pool, idle)));
 }
 
 }  // namespace pyalloc

@@ -5,6 +5,7 @@
 // stands, and nothing may be mapped here until it is undone. Segments are maximal runs of mapped slots. Guarded by the
 // heap's lock, except `live`: in a lane's space it changes under the lane's lock, and from or to 0 under both.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -26,6 +27,17 @@ struct MappedTotals {
   int64_t slots = 0, segments = 0;
   int64_t used = 0, peak_used = 0;  // slots that live blocks touch; of a pool
   int64_t limit = INT64_MAX;        // of `used`
+  MappedTotals* group = nullptr;    // of several pools, whose use counts there as well
+
+  void use(int64_t more) {
+    used += more;
+    if (group != nullptr) group->used += more;
+  }
+  // After use(), once it is certain.
+  void note_peak() {
+    peak_used = std::max(peak_used, used);
+    if (group != nullptr) group->peak_used = std::max(group->peak_used, group->used);
+  }
 };
 
 class AddressSpace {

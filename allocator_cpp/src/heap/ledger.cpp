@@ -1,0 +1,97 @@
+// The device's whole account, and how far its free memory would go if it were moved together.
+#include <algorithm>
+
+#include "driver/context_scope.h"
+#include "heap/device_heap.h"
+
+namespace pyalloc {
+
+// The longest part of a free range that `movable` granules, and memory that lies there and cannot move, would back. What
+// moves is idle granules, those that lie there included. Which streams used the memory is not looked at: a wait on the
+// GPU orders them.
+uint64_t DeviceHeap::largest_remapped_in(const Space& space, int64_t movable) const {
+  uint64_t largest = 0;
+  const AddressSpace& memory = space.memory();
+  const Granules& granules = backing_.granules();
+  for (NodeId id = space.extents().first(); id != kNoNode; id = space.extents().range(id).next) {
+    const Range& range = space.extents().range(id);
+    if (range.state != RangeState::kFree) continue;
+    uint64_t start = uint64_t{range.start} * kUnit, end = start + uint64_t{range.length} * kUnit;
+    auto first = static_cast<uint32_t>(start / granule_bytes_);
+    // Beyond the highest slot ever used all are alike: more than can be backed need not be looked at.
+    uint64_t last = std::min((end - 1) / granule_bytes_,
+                             std::max<uint64_t>(first, memory.highest_used()) + static_cast<uint64_t>(movable));
+    int64_t needed = 0;
+    auto needs = [&](uint32_t index) {
+      HandleId handle = memory.slot(index).handle;
+      return handle == 0 || granules.handle(handle).idle;
+    };
+    for (uint32_t index = first; index <= last; ++index) {
+      needed += needs(index);
+      if (memory.slot(index).stale) {
+        first = index + 1;
+        needed = 0;
+        continue;
+      }
+      for (; needed > movable; ++first) needed -= needs(first);
+      if (first > index) continue;
+      uint64_t from = std::max(start, uint64_t{first} * granule_bytes_),
+               to = std::min(end, (uint64_t{index} + 1) * granule_bytes_);
+      largest = std::max(largest, to - from);
+    }
+  }
+  return largest;
+}
+
+// In a reserve nothing moves.
+uint64_t DeviceHeap::largest_remapped_in(Pool& pool, int64_t movable) const {
+  bool reserve = pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0;
+  return reserve ? largest_free_in(pool.coarse) : largest_remapped_in(pool.coarse, movable);
+}
+
+Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count) {
+  Status status = kOk;
+  while_all_locked([&] {
+    // Under the lock that every create and release of ours takes, so that both sides are of one moment.
+    ContextScope scope(context_);
+    size_t free = 0, unused = 0;
+    cuda::Result result = driver().memory_info(&free, &unused);
+    if (result != cuda::kSuccess) {
+      status = driver_failure("cuMemGetInfo", result, "asking for the device's free memory");
+      return;
+    }
+    for (PoolId id = 0; id < kMostPools; ++id) {
+      pyalloc_pool_stats pool{};
+      if (open_pool(id) != nullptr || id < count || id == kGeneralPool) pool_figures(id, pool);
+      ledger.reserved += pool.reserved;
+      ledger.requested += pool.requested;
+      ledger.allocated += pool.allocated;
+      ledger.used += pool.used;
+      ledger.reserve += pool.reserve;
+      ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
+      if (id >= count) continue;
+      pool.size = sizeof pool;
+      pool.version = PYALLOC_ABI_VERSION;
+      pools[id] = pool;
+    }
+    auto granule = static_cast<int64_t>(granule_bytes_);
+    const Granules& granules = backing_.granules();
+    ledger.total = static_cast<int64_t>(total_bytes());
+    ledger.shelf = granules.on_shelf() * granule;
+    // Should the driver count more than the total leaves room for, that much less is called free.
+    ledger.free = std::min(static_cast<int64_t>(free), ledger.total - ledger.reserved - ledger.shelf);
+    ledger.outside = ledger.total - ledger.reserved - ledger.shelf - ledger.free;
+    ledger.idle = granules.idle() * granule;
+    ledger.limit = static_cast<int64_t>(backing_.limit_bytes());
+    int64_t room = std::max<int64_t>(0, ledger.limit - ledger.reserved - ledger.shelf);
+    ledger.margin = ledger.idle + ledger.shelf + std::min(room, ledger.free);
+    ledger.activation_peak = activations_.peak_used * granule;
+    ledger.largest_remapped = ledger.largest_free;
+    for (Pool& pool : pools_)
+      ledger.largest_remapped =
+          std::max(ledger.largest_remapped, static_cast<int64_t>(largest_remapped_in(pool, granules.idle())));
+  });
+  return status;
+}
+
+}  // namespace pyalloc

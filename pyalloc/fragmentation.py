@@ -1,0 +1,55 @@
+"""Fragmentation, defined once for pools and devices. Each figure is in [0, 1]."""
+
+from __future__ import annotations
+
+
+class Fragmentation:
+    """The figures of something that has these sizes, in bytes (pool_fields.def says what each is)."""
+
+    requested: int
+    allocated: int
+    used: int
+    reserved: int
+    reserve: int
+    largest_free: int
+    largest_remapped: int
+
+    @property
+    def internal_fragmentation(self) -> float:
+        """1 - requested / allocated: what rounding costs. 0 where nothing is allocated."""
+        return 1 - self.requested / self.allocated if self.allocated else 0.0
+
+    @property
+    def external_fragmentation(self) -> float:
+        """1 - largest free run / free bytes, of mapped memory; 0 when none is free. Remapping makes it harmless for
+        requests of a granule or more.
+        """
+        return self._lost(self.largest_free)
+
+    @property
+    def effective_external_fragmentation(self) -> float:
+        """1 - largest request that free mapped memory could serve / free bytes: what is lost although idle granules
+        move to where they are needed. 0 when none is free. Memory still to be created does not count.
+        """
+        return self._lost(self.largest_remapped)
+
+    @property
+    def granule_fragmentation(self) -> float:
+        """Free bytes in partly used granules / reserved: what remapping cannot reach. A reserve that waits does not
+        count.
+        """
+        free = self.used - max(self.allocated, self.reserve)
+        return max(0, free) / self.reserved if self.reserved else 0.0
+
+    def fragmentation(self) -> dict[str, float]:
+        """Every figure, by its kind."""
+        return {
+            "internal": self.internal_fragmentation,
+            "external": self.external_fragmentation,
+            "effective_external": self.effective_external_fragmentation,
+            "granule": self.granule_fragmentation,
+        }
+
+    def _lost(self, largest: int) -> float:
+        free = self.reserved - self.allocated
+        return max(0.0, 1 - largest / free) if free > 0 else 0.0
