@@ -6,13 +6,12 @@ the last two into errors.
 """
 
 import logging
-import os
 import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from . import _native, bridge_build, config, errors, instrumentation, plain
+from . import _native, bridge_build, config, errors, instrumentation, plain, torch_options
 from .config import Size, Switch
 
 _log = logging.getLogger("pyalloc")
@@ -20,16 +19,6 @@ _log = logging.getLogger("pyalloc")
 _CUDA_IN_USE: Final = (
     "CUDA is already initialised, so torch's allocator can no longer be replaced: call pyalloc.enable() before the "
     "first use of CUDA, or set PYALLOC_CONF=enable:True to have it done while torch is imported"
-)
-
-# Options of torch's own allocator that mean nothing here; those of pinned memory stay torch's business.
-_IGNORED_TORCH_OPTIONS: Final = (
-    "expandable_segments",
-    "garbage_collection_threshold",
-    "large_segment_size_mb",
-    "max_non_split_rounding_mb",
-    "max_split_size_mb",
-    "roundup_power2_divisions",
 )
 
 
@@ -40,7 +29,7 @@ class Enabled:
     mode: Literal["bridge", "plain"]
     reason: str
     arguments: str  # the options that enable() was given, as text
-    text: str  # those and PYALLOC_CONF's: the whole configuration
+    text: str  # those and the environment's: the whole configuration
     values: dict[str, str]
 
 
@@ -93,8 +82,9 @@ def enable(
 ) -> bool:
     """Makes pyalloc torch's CUDA allocator for the rest of this process. Call it before the first use of CUDA.
 
-    Every option can also be given in PYALLOC_CONF ("slack:0.05,limit:20GiB"); an argument wins over it. `pyalloc
-    doctor` lists each with its meaning, unit, default and origin.
+    Every option can also be given in PYALLOC_CONF ("slack:0.05,limit:20GiB"); an argument wins over it, and it wins
+    over what torch's own variable says (per_process_memory_fraction). `pyalloc doctor` lists each with its meaning,
+    unit, default and origin.
 
     Returns True when pyalloc is in use; False when torch's native allocator stays, and then one logged line says why
     (no NVIDIA driver, a CPU build of torch, no library). A second call with an equal configuration changes nothing
@@ -161,12 +151,12 @@ def _enable(arguments: str) -> bool:
             return _stay_native(str(error), requires_bridge(arguments))
         if _enabled is not None:
             return _confirm_equal(library, _enabled, arguments)
-        text = config.joined(config.environment_text(), arguments)
+        text = config.joined(config.inherited_text(), arguments)
         library.configure(text, "environment")
         try:
             _enabled = _install(library, arguments, text)
         except errors.PyallocError:
-            library.configure(config.environment_text(), "environment")
+            library.configure(config.inherited_text(), "environment")
             raise
         if _enabled is not None and _enabled.values["instrument"] == "on":
             instrumentation.install()
@@ -188,7 +178,7 @@ def _stay_native(reason: str, required: bool) -> Literal[False]:
 
 def _confirm_equal(library: _native.Library, state: Enabled, arguments: str) -> bool:
     """True when `arguments` ask for what is in force already; else StateError, and nothing changes."""
-    text = config.joined(config.environment_text(), arguments)
+    text = config.joined(config.inherited_text(), arguments)
     if text == state.text:
         return True
     advice = "call enable() once, with all its options, at the start"
@@ -222,8 +212,8 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
         _stay_native(str(error), required)
         return None
     _check_state()
-    _warn_of_ignored_options()
     _read_torch_configuration()
+    _say_what_becomes_of_torch_options(values)
     reason = "bridge:off"
     if values["bridge"] != "off":
         try:
@@ -254,7 +244,7 @@ def _read_torch_configuration() -> None:
         torch._C._cuda_memorySnapshot(None)
     except (ValueError, RuntimeError) as error:
         raise errors.ConfigError(
-            f"torch cannot read its own allocator configuration (PYTORCH_CUDA_ALLOC_CONF): {error}"
+            f"torch cannot read its own allocator configuration ({torch_options.variable()}): {error}"
         ) from error
 
 
@@ -270,9 +260,7 @@ def _check_state() -> None:
     if cuda.is_initialized():
         raise errors.StateError(_CUDA_IN_USE)
     backend = torch._C._cuda_getAllocatorBackend()
-    if backend == "cudaMallocAsync":
-        _log.warning("pyalloc replaces the cudaMallocAsync backend that PYTORCH_CUDA_ALLOC_CONF chose")
-    elif backend != "native":
+    if backend not in ("native", "cudaMallocAsync"):
         raise errors.StateError(
             f"another CUDA allocator is installed in torch already: {_name_of_current_allocator(backend)}; "
             "keep one of the two"
@@ -294,15 +282,10 @@ def _name_of_current_allocator(backend: str) -> str:
     )
 
 
-def _warn_of_ignored_options() -> None:
-    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        text = os.environ.get(variable)
-        if text is None:
-            continue
-        ignored = [name for name in _IGNORED_TORCH_OPTIONS if name in text]
-        if ignored:
-            _log.warning("pyalloc does not use %s of %s", ", ".join(ignored), variable)
-        return  # torch reads the first that is set
+def _say_what_becomes_of_torch_options(in_force: dict[str, str]) -> None:
+    line = torch_options.line(in_force)
+    if line:
+        _log.log(logging.WARNING if "does not use" in line else logging.INFO, "%s", line)
 
 
 def describe_options() -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Options as Python writes them, and as the core reads them ("key:value,key:value", checked in C++ against one table).
 
-The environment's PYALLOC_CONF comes first and arguments after it, so an argument wins over the environment.
+Torch's own variable comes first, as far as it means something here (torch_options.py), then PYALLOC_CONF, then
+arguments; the later wins.
 """
 
 import os
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from . import errors
+from . import errors, torch_options
 from ._native import Library
 
 VARIABLE = "PYALLOC_CONF"
@@ -19,7 +20,9 @@ Size: TypeAlias = int | str  # bytes, or text with a unit such as "20GiB"
 
 @dataclass(frozen=True)
 class Option:
-    """One option in force: its value as text, and where that came from (default, environment or argument)."""
+    """One option in force: its value as text, and where that came from: default, environment (PYALLOC_CONF), argument,
+    or the name of torch's variable.
+    """
 
     key: str
     value: str
@@ -32,6 +35,11 @@ class Option:
 def environment_text() -> str:
     """What PYALLOC_CONF says, or an empty text."""
     return os.environ.get(VARIABLE, "").strip()
+
+
+def inherited_text() -> str:
+    """What the environment says altogether: torch's variable, then PYALLOC_CONF."""
+    return joined(torch_options.as_options(), environment_text())
 
 
 def argument_text(arguments: Mapping[str, object]) -> str:
@@ -54,20 +62,31 @@ def _value_text(value: object) -> str:
     return str(value)
 
 
-def joined(environment: str, arguments: str) -> str:
-    """One text of both; where they differ the core takes the later one, the argument."""
-    return ",".join(text for text in (environment, arguments) if text)
+def joined(*texts: str) -> str:
+    """One text of all; where they differ the core takes the last."""
+    return ",".join(text for text in texts if text)
+
+
+def _keys(text: str) -> set[str]:
+    return {entry.split(":", 1)[0].strip() for entry in text.split(",") if entry}
 
 
 def options(library: Library, arguments: str = "") -> list[Option]:
     """Every option in force. `arguments` is the text whose keys came from the program and not from the environment."""
-    given = {entry.split(":", 1)[0] for entry in arguments.split(",") if entry}
+    given = _keys(arguments)
+    of_torch = _keys(torch_options.as_options()) - _keys(environment_text())
+
+    def origin(row: dict[str, str]) -> str:
+        if row["key"] in given:
+            return "argument"
+        return torch_options.variable() if row["key"] in of_torch and row["origin"] != "default" else row["origin"]
+
     return [
         Option(
             key=row["key"],
             value=row["value"],
             default=row["default"],
-            origin="argument" if row["key"] in given else row["origin"],
+            origin=origin(row),
             expected=row["expected"],
             help=row["help"],
         )

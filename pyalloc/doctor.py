@@ -10,10 +10,11 @@ import logging
 import platform
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from . import _native, allocator, bridge_build, config, errors, instrumentation
+from . import _native, allocator, bridge_build, config, errors, instrumentation, torch_options
 from ._version import __version__
 
 _VMM_SUPPORTED: Final = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -35,6 +36,7 @@ def examine() -> dict[str, Any]:
         "devices": _guarded(_devices),
         "bridge": _guarded(_bridge),
         "options": _guarded(_options),
+        "torch_options": _guarded(_torch_options),
         "virtuals_not_covered": _guarded(_uncovered_virtuals),
         "instrumentation": _guarded(_instrumentation),
     }
@@ -128,13 +130,17 @@ def _bridge() -> dict[str, Any]:
 
 def _options() -> list[dict[str, Any]]:
     if not allocator.is_enabled():
-        _native.library().configure(config.environment_text(), "environment")
+        _native.library().configure(config.inherited_text(), "environment")
     return allocator.describe_options()
 
 
 def _instrumentation() -> dict[str, Any]:
     switch = next(option["value"] for option in _options() if option["key"] == "instrument")
     return {"state": switch, "libraries": instrumentation.survey()}
+
+
+def _torch_options() -> list[dict[str, str]]:
+    return [asdict(one) for one in torch_options.given()]
 
 
 def _uncovered_virtuals() -> list[str]:
@@ -184,6 +190,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         )
     lines.extend(_instrumentation_lines(report["instrumentation"]))
     lines.extend(_option_lines(report["options"]))
+    lines.extend(_torch_option_lines(report["torch_options"]))
     lines.append(
         "pyalloc can run here with its bridge"
         if report["ready"]
@@ -222,7 +229,19 @@ def _option_lines(options: Any) -> list[str]:
     if isinstance(options, dict):
         return [f"options  PROBLEM: {options['error']}"]
     width = max(len(row["key"]) for row in options)
+    origin = max(len(row["origin"]) for row in options)
     return [
         "options",
-        *(f"  {row['key']:{width}}  {row['value']:12} {row['origin']:12} {row['help']}" for row in options),
+        *(f"  {row['key']:{width}}  {row['value']:12} {row['origin']:{origin}} {row['help']}" for row in options),
+    ]
+
+
+def _torch_option_lines(options: Any) -> list[str]:
+    if not options:
+        return []
+    if isinstance(options, dict):
+        return [f"torch's options PROBLEM: {options['error']}"]
+    return [
+        f"options of {options[0]['variable']}",
+        *(f"  {row['option']}:{row['value']}  {row['outcome']}: {row['meaning']}" for row in options),
     ]

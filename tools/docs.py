@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the parts of the documentation that come from somewhere else, between marks in README.md.
 
-    tools/docs.py options            the table of options, from the library's own table
+    tools/docs.py options            the tables of options, from the library's own and pyalloc/torch_options.py
     tools/docs.py demo DEMO.json     the table of figures and the chart, from `tools/demo --json | tail -n 1 >DEMO.json`
     tools/docs.py bench              the tables of tools/bench/results/report.json, which tools/bench/report.py writes
 
@@ -53,6 +53,26 @@ def options_table(options: list[dict[str, str]]) -> str:
         expected = row["expected"].replace("|", "\\|")
         lines.append(f"| `{row['key']}` | `{default}`{unit} | {expected} | {row['help']} |")
     return "\n".join(lines) + "\n"
+
+
+def torch_options_table(options: dict[str, tuple[str, str]]) -> str:
+    """Markdown of pyalloc.torch_options.TABLE: options with one outcome and meaning share a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, row in options.items():
+        rows.setdefault(row, []).append(f"`{name}`")
+    lines = ["| option of torch's | under pyalloc | |", "| --- | --- | --- |"]
+    for (outcome, meaning), names in rows.items():
+        text = f"`{meaning}`" if outcome == "translated" else meaning
+        lines.append(f"| {', '.join(names)} | {outcome} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_options(text: str) -> str:
+    """README.md's text with both tables of options as they are now."""
+    from pyalloc import torch_options
+
+    text = replace_block(text, "options", options_table(library_options()))
+    return replace_block(text, "torch_options", torch_options_table(dict(torch_options.TABLE)))
 
 
 def library_options() -> list[dict[str, str]]:
@@ -146,12 +166,10 @@ def main() -> int:
     args = parser.parse_args()
     text = README.read_text(encoding="utf-8")
     if args.part == "options":
-        new = replace_block(text, "options", options_table(library_options()))
+        new = with_options(text)
         if args.check:
             if new != text:
-                print(
-                    "README.md: the table of options is out of date; tools/docs.py options writes it", file=sys.stderr
-                )
+                print("README.md: a table of options is out of date; tools/docs.py options writes it", file=sys.stderr)
             return int(new != text)
     elif args.part == "bench":
         report = json.loads((args.file or RESULTS).read_text(encoding="utf-8"))

@@ -78,12 +78,6 @@ class Allocator final : public TorchAllocator {
     check(core->init(device_count));
     device_count_ = device_count;
     initialized_ = true;
-    // torch's own option for the same thing, unless pyalloc's memory_fraction says something.
-    const double fraction = cca::CUDAAllocatorConfig::per_process_memory_fraction();
-    for (int device = 0; fraction < 1.0 && device < device_count; ++device) {
-      const auto index = static_cast<c10::DeviceIndex>(device);
-      if (getMemoryFraction(index) == 1.0) setMemoryFraction(fraction, index);
-    }
   }
   bool initialized() override { return initialized_; }
 

@@ -148,13 +148,6 @@ def test_limits_and_returning_memory(run_on_simgpu: Run) -> None:
     )
 
 
-def test_torch_s_own_memory_fraction_counts(run_on_simgpu: Run) -> None:
-    run_on_simgpu(
-        program("assert torch.cuda.mem_get_info() and M.get_per_process_memory_fraction() == 0.5"),
-        env={"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.5"},
-    )
-
-
 def test_memory_is_not_kept_while_caching_is_disabled(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(
