@@ -10,9 +10,15 @@ class Fragmentation:
     allocated: int
     used: int
     reserved: int
-    reserve: int
     largest_free: int
     largest_remapped: int
+
+    def _set_aside(self) -> int:
+        """Of a reserve, what nothing uses."""
+        raise NotImplementedError
+
+    def _free(self) -> int:
+        return self.reserved - self.allocated
 
     @property
     def internal_fragmentation(self) -> float:
@@ -38,7 +44,7 @@ class Fragmentation:
         """Free bytes in partly used granules / reserved: what remapping cannot reach. A reserve that waits does not
         count.
         """
-        free = self.used - max(self.allocated, self.reserve)
+        free = self.used - self.allocated - self._set_aside()
         return max(0, free) / self.reserved if self.reserved else 0.0
 
     def fragmentation(self) -> dict[str, float]:
@@ -51,5 +57,5 @@ class Fragmentation:
         }
 
     def _lost(self, largest: int) -> float:
-        free = self.reserved - self.allocated
+        free = self._free()
         return max(0.0, 1 - largest / free) if free > 0 else 0.0

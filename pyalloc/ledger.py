@@ -34,11 +34,13 @@ class Ledger(Fragmentation):
     reserved: mapped granules of all pools; shelf: granules kept unmapped for reuse; outside: what is neither pyalloc's
     nor free, and outside_by its parts, None when NVML cannot say (outside_unknown says why); free: what the driver has
     left. requested, allocated: live blocks, as asked and as rounded; used: granules that those touch, and the reserve;
-    idle: granules that may move to where memory is needed; reserve: kept mapped for LoRA adapters alone; limit: most
+    idle: granules that may move to where memory is needed; reserve: kept mapped for LoRA adapters alone; set_aside:
+    what no adapter uses of it; limit: most
     that pyalloc may hold, the total where there is none; margin: what can still be had before memory runs out (idle,
     shelf, and what the driver has left within the limit); activation_peak: most that was used at once by the pools
     other than weights, kv and lora, since the last reset of a pool's peak; largest_free: the longest free mapped run;
-    largest_remapped: the largest request that free mapped memory could serve, moved together.
+    largest_remapped: the largest request that free mapped memory could serve, moved together, both outside the reserve.
+    For fragmentation what is set aside is not free memory.
 
     str() is a table for people, as_dict() the same for JSON.
     """
@@ -54,6 +56,7 @@ class Ledger(Fragmentation):
     used: int
     idle: int
     reserve: int
+    set_aside: int
     limit: int
     margin: int
     activation_peak: int
@@ -65,11 +68,18 @@ class Ledger(Fragmentation):
 
     @property
     def driver_fragmentation(self) -> float:
-        """1 - usable / all, of the heap that is not live: usable is what the driver has left and wholly free granules
-        (idle, shelf); all is what the driver has left and what pyalloc holds beyond the bytes asked for. In [0, 1].
+        """1 - usable / all, of the heap that is not live. Usable is what the driver has left and wholly free granules
+        (idle, shelf); all is what the driver has left and what pyalloc holds, but for the bytes asked for and what is
+        set aside. In [0, 1].
         """
-        everything = self.free + self.reserved + self.shelf - self.requested
+        everything = self.free + self.reserved - self.set_aside + self.shelf - self.requested
         return 1 - (self.free + self.idle + self.shelf) / everything if everything > 0 else 0.0
+
+    def _set_aside(self) -> int:
+        return self.set_aside
+
+    def _free(self) -> int:
+        return super()._free() - self.set_aside
 
     def fragmentation(self) -> dict[str, float]:
         """Every figure, by its kind."""

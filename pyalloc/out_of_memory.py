@@ -13,10 +13,11 @@ from ._native import RECLAIM, library
 Reclaimer = Callable[[int, int], "int | None"]
 _F = TypeVar("_F", bound=Reclaimer)
 _UNKNOWN = (1 << 64) - 1
+_HIGHEST = 1_000_000  # priority; the core keeps higher ones for itself
 _registered: dict[Reclaimer, Any] = {}  # keeps the C functions alive
 
 
-def on_oom(fn: _F, priority: int = 1) -> _F:
+def on_oom(fn: _F, priority: int = 0) -> _F:
     """Registers fn(bytes, device), called when `bytes` cannot be had on `device`; it returns the bytes it freed, 0 for
     none, or None when it cannot tell. Also a decorator, with the default priority.
 
@@ -24,11 +25,18 @@ def on_oom(fn: _F, priority: int = 1) -> _F:
         def drop_cache(bytes, device):
             prefix_cache.clear()
 
-    The highest priority comes first, torch's own registered callbacks have 0, and those that come after the one that
-    made room are not called. It runs on the thread that allocates, with no lock of pyalloc's held, and may allocate:
-    what fails then is not offered to reclaimers again. An exception is printed to standard error and counts as
-    nothing freed. Raises InvalidArgumentError when fn is registered already.
+    Torch's own registered callbacks come first, then these, the highest priority first and equal ones in the order of
+    registration; those that come after the one that made room are not called. It runs on the thread that allocates,
+    with no lock of pyalloc's held, and may allocate: what fails then is not offered to reclaimers again. An exception
+    is printed to standard error and counts as nothing freed. priority: -1,000,000 to 1,000,000. Raises
+    InvalidArgumentError when fn is registered already or cannot be called, or for another priority.
     """
+    if not callable(fn):
+        raise errors.InvalidArgumentError(f"on_oom was given {fn!r}; expected a function of (bytes, device)")
+    if not isinstance(priority, int) or abs(priority) > _HIGHEST:
+        raise errors.InvalidArgumentError(
+            f"on_oom was given priority {priority!r}; expected a whole number from {-_HIGHEST} to {_HIGHEST}"
+        )
     if fn in _registered:
         raise errors.InvalidArgumentError(f"{fn!r} is registered already; remove_on_oom() takes it off")
 
@@ -58,7 +66,10 @@ def remove_on_oom(fn: Reclaimer) -> None:
 
 def oom_report() -> dict[str, Any]:
     """What was refused for lack of memory: "counts" by reason, and "last", up to 16, oldest first, each with unix_ms,
-    device, pool, bytes, reason and message. Reasons are "capacity" (there is not so much), "limit" (a limit of
-    pyalloc's, or a reserve that may not overflow) and "fragmentation" (there is, but in pieces that cannot move).
+    device, pool, bytes, reason, message and freed: the bytes that each rung gave, in their order ("pending": frees
+    that were complete, "slabs": empty slabs, "callbacks": torch's, "reclaimers": on_oom's, "events": waiting for
+    events, "context": waiting for the device). Reasons are "capacity" (there is not so much), "limit" (a limit of
+    pyalloc's, or a reserve that may not overflow), "fragmentation" (there is, but in pieces that cannot move) and
+    "pinned" (there would be, with what is set aside for LoRA adapters and not in use).
     """
     return library().oom()

@@ -13,8 +13,8 @@ from .stats import device_stats
 
 LOST: Final = (
     "running out of memory gives a tensor with a null pointer instead of torch.OutOfMemoryError; no memory_snapshot, "
-    "cacheInfo, OOM observers or profiler memory events; memory used in a CUDA graph is not kept for its replays; "
-    "every stream's frees are stamped with an event"
+    "cacheInfo, OOM observers, free-memory callbacks of torch or profiler memory events; memory used in a CUDA graph "
+    "is not kept for its replays; every stream's frees are stamped with an event"
 )
 
 # torch's hook setters and the C functions for them.

@@ -40,6 +40,9 @@ class PoolStats(Fragmentation):
     largest_remapped: int
     reserve: int
 
+    def _set_aside(self) -> int:
+        return max(0, self.reserve - self.allocated)
+
 
 @contextlib.contextmanager
 def pool(name: str) -> Iterator[None]:

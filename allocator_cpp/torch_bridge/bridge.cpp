@@ -31,7 +31,7 @@ void install(const pyalloc_api* api) {
     throw;
   }
   c10::SetAllocator(c10::kCUDA, allocator->get(), 1);  // torch.accelerator looks here
-  check(api->add_reclaimer(&run_free_memory_callbacks, nullptr, 0));
+  check(api->add_reclaimer(&run_free_memory_callbacks, nullptr, PYALLOC_TORCH_CALLBACKS));
   check(api->add_oom_observer(&observe_out_of_memory, nullptr));
 }
 

@@ -293,13 +293,16 @@ TEST(refusals_are_told_apart_beside_a_reserve) {
     Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
     deallocate(allocate(512));
     std::vector<void*> others = fill_device();  // its last refusals are for want of memory, though the reserve is idle
-    CHECK(allocate(20 * kMiB) == nullptr && says("lora 0 bytes requested, 64.00 MiB used"));
-    CHECK(counts("\"fragmentation\": 0}"));
+    CHECK(allocate(20 * kMiB) == nullptr && says("lora 0 bytes / 64.00 MiB / none"));
+    CHECK(counts("\"fragmentation\": 0, \"pinned\": "));
+    CHECK(says("Reason: pinned, ") && says("64.00 MiB are set aside for LoRA adapters: lower lora_reserve"));
+    CHECK(allocate(80 * kMiB) == nullptr && says("Reason: capacity, "));  // the reserve would not do either
+    CHECK(in_pool(PYALLOC_POOL_LORA, 65 * kMiB) == nullptr && says("Reason: capacity, "));
     for (void* block : others) deallocate(block);
   }
   Gpu gpu("memory:1GiB", "lora_reserve:64MiB,lora_overflow:error");
   CHECK(in_pool(PYALLOC_POOL_LORA, 100 * kMiB) == nullptr && says("Raise lora_reserve"));
-  CHECK(counts("\"capacity\": 0, \"limit\": 1, \"fragmentation\": 0}"));
+  CHECK(counts("\"capacity\": 0, \"limit\": 1, \"fragmentation\": 0, \"pinned\": 0}"));
 }
 
 TEST(statistics_of_packed_pools_add_up) {

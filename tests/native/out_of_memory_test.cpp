@@ -50,7 +50,23 @@ void free_all(std::vector<void*>& blocks) {
 
 }  // namespace
 
-TEST(rung_1_frees_whose_events_are_complete) {
+// Every try for a block looks at what is complete by itself; preparing for a load does not.
+TEST(rung_1_frees_that_are_complete) {
+  Gpu gpu("memory:64MiB,streams:timed", "lora_reserve:2MiB");
+  simgpu_set_work_time(100);
+  void *one = gpu.stream(), *two = gpu.stream();
+  void* block = allocate(40 * kMiB, one);
+  CHECK_EQ(pyalloc_record_stream(block, two, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+  CHECK(read(two, block, 40 * kMiB));
+  deallocate(block);
+  simgpu_advance(1000);
+  CHECK_EQ(pyalloc_lora_prepare(0, 50 * kMiB), PYALLOC_OK);
+  CHECK_EQ(stats().rung_pending, int64_t{1});
+  CHECK_EQ(stats().num_alloc_retries, int64_t{0});
+  CHECK_EQ(stats().event_waits, int64_t{0});
+}
+
+TEST(what_is_complete_serves_a_large_block_without_the_ladder) {
   Gpu gpu("memory:32MiB,streams:timed");
   simgpu_set_work_time(100);
   void *one = gpu.stream(), *two = gpu.stream();
@@ -61,6 +77,7 @@ TEST(rung_1_frees_whose_events_are_complete) {
   simgpu_advance(1000);
   void* next = allocate(24 * kMiB, two);
   CHECK(next != nullptr);
+  CHECK_EQ(stats().rung_pending, int64_t{0});
   CHECK_EQ(stats().num_alloc_retries, int64_t{0});
   CHECK_EQ(stats().event_waits, int64_t{0});
   deallocate(next);
@@ -72,11 +89,42 @@ TEST(rung_2_empty_slabs) {
   free_all(blocks);  // a spare slab stays in its lane
   void* whole = allocate(2 * kMiB - 512, nullptr);
   CHECK(whole != nullptr);
+  CHECK_EQ(stats().rung_slabs, int64_t{1});
   CHECK_EQ(stats().num_alloc_retries, int64_t{0});
   deallocate(whole);
 }
 
-TEST(rung_3_reclaimers_by_priority_with_no_lock_held) {
+TEST(rung_3_torch_s_callbacks_come_before_functions_of_any_priority) {
+  Gpu gpu("memory:32MiB");
+  std::vector<void*> blocks = fill_device(4 * kMiB);
+  std::string order;
+  Hook torch_s, user;
+  torch_s.run = [&](int, size_t) {
+    order += "torch ";
+    deallocate(blocks.back());
+    blocks.pop_back();
+    return uint64_t{1};
+  };
+  user.run = [&](int, size_t) {
+    order += "user ";
+    deallocate(blocks.back());
+    blocks.pop_back();
+    return PYALLOC_FREED_UNKNOWN;
+  };
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &user, 1000), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &torch_s, PYALLOC_TORCH_CALLBACKS), PYALLOC_OK);
+  void* block = allocate(4 * kMiB);
+  CHECK(block != nullptr && order == "torch ");
+  CHECK(stats().rung_callbacks == 1 && stats().rung_reclaimers == 0);
+  void* larger = allocate(8 * kMiB);
+  CHECK(larger != nullptr && order == "torch torch user ");
+  CHECK(stats().rung_callbacks == 1 && stats().rung_reclaimers == 1);
+  CHECK_EQ(stats().num_alloc_retries, int64_t{0});
+  for (void* one : {block, larger}) deallocate(one);
+  free_all(blocks);
+}
+
+TEST(rung_4_functions_by_priority_with_no_lock_held) {
   Gpu gpu("memory:32MiB");
   std::vector<void*> blocks = fill_device(4 * kMiB);
   CHECK_EQ(blocks.size(), size_t{8});
@@ -130,7 +178,7 @@ TEST(a_reclaimer_that_runs_out_of_memory_itself_ends) {
   free_all(blocks);
 }
 
-TEST(rung_4_waits_for_events_and_counts_it) {
+TEST(rung_5_waits_for_events_and_counts_it) {
   Gpu gpu("memory:32MiB,streams:timed");
   simgpu_set_work_time(1e9);
   void *one = gpu.stream(), *two = gpu.stream();
@@ -141,8 +189,27 @@ TEST(rung_4_waits_for_events_and_counts_it) {
   void* next = allocate(24 * kMiB, one);
   CHECK(next != nullptr);
   CHECK(stats().event_waits > 0);
+  CHECK_EQ(stats().rung_events, int64_t{1});
   CHECK_EQ(stats().num_alloc_retries, int64_t{1});
   CHECK_EQ(stats().num_sync_all_streams, int64_t{0});
+  CHECK_EQ(stats().num_ooms, int64_t{0});
+  deallocate(next);
+}
+
+// A stream that is gone has no event to wait for.
+TEST(rung_6_waits_for_the_context_and_counts_it) {
+  Gpu gpu("memory:32MiB,streams:timed,oracle:off");
+  simgpu_set_work_time(1e9);
+  void *one = gpu.stream(), *other = gpu.stream(), *block = nullptr;
+  CHECK_EQ(pyalloc_allocate(0, one, 0, 24 * kMiB, &block), PYALLOC_OK);
+  CHECK(fill(one, block, 24 * kMiB, 1));
+  CHECK_EQ(cuStreamDestroy_v2(static_cast<pyalloc::cuda::Stream>(one)), pyalloc::cuda::kSuccess);
+  deallocate(block);
+  void* next = allocate(24 * kMiB, other);
+  CHECK(next != nullptr);
+  CHECK_EQ(stats().rung_context, int64_t{1});
+  CHECK_EQ(stats().num_sync_all_streams, int64_t{1});
+  CHECK_EQ(stats().num_alloc_retries, int64_t{1});
   CHECK_EQ(stats().num_ooms, int64_t{0});
   deallocate(next);
 }
@@ -157,7 +224,9 @@ TEST(the_error_says_what_a_user_needs) {
   std::string text = pyalloc_last_error();
   for (const char* part : {"CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 64.00 MiB "
                            "of which 24.00 MiB is free.",
-                           "40.00 MiB allocated", "40.00 MiB reserved"}) {
+                           "40.00 MiB allocated", "40.00 MiB reserved, 0 bytes are outside it",
+                           "Reason: capacity, the device's memory is used up.",
+                           "Pools (allocated / reserved / limit): general 40.00 MiB / 40.00 MiB / none."}) {
     if (text.find(part) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part);
     CHECK(text.find(part) != std::string::npos);
   }
@@ -181,6 +250,72 @@ TEST(the_error_says_what_a_user_needs) {
   CHECK_EQ(stats().num_oom_rejections, int64_t{1});
   CHECK(pointer == nullptr);
   deallocate(held);
+}
+
+// What each rung gave, though it was not enough.
+TEST(the_error_says_what_each_rung_gave) {
+  Gpu gpu("memory:64MiB,streams:timed");
+  simgpu_set_work_time(100);
+  void *one = gpu.stream(), *two = gpu.stream(), *gone = gpu.stream(), *on_gone = nullptr;
+  auto recorded = [&](size_t bytes) {
+    void* block = allocate(bytes, one);
+    CHECK_EQ(pyalloc_record_stream(block, two, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+    CHECK(read(two, block, bytes));
+    return block;
+  };
+  void *complete = recorded(900 * kKiB), *held = allocate(8 * kMiB, one), *small = allocate(5000, one);
+  deallocate(complete);
+  simgpu_advance(1000);
+  simgpu_set_work_time(1e9);
+  void* waits = recorded(10 * kMiB);
+  CHECK_EQ(pyalloc_allocate(0, gone, 0, 20 * kMiB, &on_gone), PYALLOC_OK);
+  deallocate(waits);
+  deallocate(small);  // its slab stays in the lane
+  Hook torch_s, known, unknown;
+  std::vector<void*> cache = {allocate(2 * kMiB, one), allocate(4 * kMiB, one)};
+  torch_s.run = [](int, size_t) { return uint64_t{4096}; };
+  known.run = [](int, size_t) { return uint64_t{6} << 20; };  // of somebody else, say
+  unknown.run = [&](int, size_t) {
+    free_all(cache);
+    return PYALLOC_FREED_UNKNOWN;
+  };
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &torch_s, PYALLOC_TORCH_CALLBACKS), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &known, 0), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_reclaimer(Hook::call, &unknown, 0), PYALLOC_OK);
+  CHECK(allocate(900 * kMiB, one) == nullptr);
+  std::string text = pyalloc_last_error();
+  const char* gave =
+      "Tried, and got: frees that were complete 0 bytes, empty slabs 2.00 MiB, torch's callbacks 4096 bytes, on_oom "
+      "functions 12.00 MiB, waiting for events 10.00 MiB, waiting for the device 0 bytes.";
+  if (text.find(gave) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), gave);
+  CHECK(text.find(gave) != std::string::npos);
+  char report[1 << 14];
+  CHECK(pyalloc_oom_json(report, sizeof report) < sizeof report);
+  CHECK(std::strstr(report,
+                    "\"freed\": {\"pending\": 0, \"slabs\": 2097152, \"callbacks\": 4096, "
+                    "\"reclaimers\": 12582912, \"events\": 10485760, \"context\": 0}") != nullptr);
+  for (void* block : {held, on_gone}) deallocate(block);
+}
+
+// There is enough, but long-lived blocks lie in every piece of it.
+TEST(a_refusal_for_fragmentation_says_so) {
+  Gpu gpu("memory:64MiB");
+  std::vector<void*> blocks = fill_device(1000 * kKiB), kept;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (i % 2 == 0) {
+      kept.push_back(blocks[i]);
+    } else {
+      deallocate(blocks[i]);
+    }
+  }
+  CHECK(allocate(20 * kMiB) == nullptr);
+  std::string text = pyalloc_last_error();
+  for (const char* part :
+       {"Reason: fragmentation, ", "Fragmentation: external 0.9", "Memory that lives long keeps pieces of it in use"}) {
+    if (text.find(part) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part);
+    CHECK(text.find(part) != std::string::npos);
+  }
+  free_all(kept);
 }
 
 TEST(an_observer_that_runs_out_of_memory_itself_ends) {

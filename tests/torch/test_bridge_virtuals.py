@@ -55,6 +55,7 @@ calls.hold(ctypes.c_size_t(total // 8 * 5))
 assert calls.holds() == 1
 assert torch.empty(total // 8 * 6, dtype=torch.uint8, device="cuda").data_ptr() != 0
 assert calls.holds() == 0, "torch's free-memory callbacks were not asked"
+assert pyalloc.device_stats(0)["rung_callbacks"] == 1 and pyalloc.device_stats(0)["rung_reclaimers"] == 0
 
 assert calls.record_foreign() == 1
 for message in (calls.share_ipc(ctypes.c_void_p(x.data_ptr())), calls.open_ipc(), calls.track()):

@@ -99,8 +99,9 @@ assert pyalloc.enable(bridge="require", kv_limit="64MiB", lora_reserve=0)
             first = empty("kv", 40 << 20)
             other = empty("weights", 100 << 20)
             for text in ("Raise the limit of the pool 'kv' (PYALLOC_CONF kv_limit",
-                         "Pools: weights 100.00 MiB requested, 100.00 MiB used; kv 40.00 MiB requested, 40.00 MiB used"
-                         " of 64.00 MiB"):
+                         "Reason: limit, the limit set for the pool is reached.",
+                         "Pools (allocated / reserved / limit): weights 100.00 MiB / 100.00 MiB / none; kv 40.00 MiB / "
+                         "40.00 MiB / 64.00 MiB; drafts 0 bytes / 0 bytes / 16.00 MiB."):
                 raises(torch.OutOfMemoryError, text, lambda: empty("kv", 40 << 20))
             raises(torch.OutOfMemoryError, "pool 'drafts'", lambda: empty("drafts", 17 << 20))
             raises(pyalloc.InvalidArgumentError, "uses 41943040", lambda: pyalloc.create_pool("kv", limit=1 << 20))

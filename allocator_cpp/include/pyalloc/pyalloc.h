@@ -227,13 +227,16 @@ pyalloc_status pyalloc_snapshot(int device, void* context, pyalloc_segment_fn se
 
 /* --- when memory runs out --- */
 /* Called on the ladder with no lock held, highest priority first, until one suffices; returns bytes freed: 0 for nothing,
- * PYALLOC_FREED_UNKNOWN for an unknown amount. torch's registered callbacks go in through this. */
+ * PYALLOC_FREED_UNKNOWN for an unknown amount. torch's registered callbacks go in with the priority PYALLOC_TORCH_CALLBACKS, above all
+ * others, and are a rung of their own. */
+#define PYALLOC_TORCH_CALLBACKS INT32_MAX
 #define PYALLOC_FREED_UNKNOWN UINT64_MAX
 typedef uint64_t (*pyalloc_reclaim_fn)(void* context, int device, size_t bytes);
 pyalloc_status pyalloc_add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority);
 pyalloc_status pyalloc_remove_reclaimer(pyalloc_reclaim_fn fn, void* context);
-/* {"counts": {"capacity", "limit", "fragmentation"}, "last": [{"unix_ms", "device", "pool", "bytes", "reason", "message"}...]}: the last
- * refusals, oldest first, and how many there were of each kind; returns the length it needs. */
+/* {"counts": {"capacity", "limit", "fragmentation", "pinned"}, "last": [{"unix_ms", "device", "pool", "bytes", "reason", "freed", "message"}...]}:
+ * the last refusals, oldest first, and how many there were of each kind; "freed" has the bytes that each rung gave. Returns the length it
+ * needs. */
 size_t pyalloc_oom_json(char* buffer, size_t capacity);
 /* Told of every out-of-memory before it is returned: bytes asked, device total and free, and whether a limit of ours refused it. */
 typedef void (*pyalloc_oom_fn)(void* context, int device, size_t bytes, size_t device_total, size_t device_free,

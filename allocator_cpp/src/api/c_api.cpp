@@ -261,17 +261,19 @@ pyalloc_status pyalloc_remove_reclaimer(pyalloc_reclaim_fn fn, void* context) {
 }
 
 size_t pyalloc_oom_json(char* buffer, size_t capacity) {
-  static const char* const reasons[Ladder::kReasons] = {"capacity", "limit", "fragmentation"};
   Ladder::Report report = Registry::instance().ladder().report();
   std::string text = "{\"counts\": {";
-  for (int i = 0; i < Ladder::kReasons; ++i)
-    text += std::string(i > 0 ? ", " : "") + quoted(reasons[i]) + ": " + std::to_string(report.counts[i]);
+  for (int i = 0; i < kReasons; ++i)
+    text += std::string(i > 0 ? ", " : "") + quoted(reason_name(i)) + ": " + std::to_string(report.counts[i]);
   text += "}, \"last\": [";
-  for (const Ladder::Refusal& one : report.last) {
+  for (const Refusal& one : report.last) {
     text += text.back() == '[' ? "" : ",\n ";
     text += "{\"unix_ms\": " + std::to_string(one.unix_ms) + ", \"device\": " + std::to_string(one.device) +
             ", \"pool\": " + quoted(pool_name(one.pool)) + ", \"bytes\": " + std::to_string(one.bytes) +
-            ", \"reason\": " + quoted(reasons[one.reason]) + ", \"message\": " + quoted(one.message) + "}";
+            ", \"reason\": " + quoted(reason_name(one.reason)) + ", \"freed\": {";
+    for (int rung = 0; rung < kRungs; ++rung)
+      text += std::string(rung > 0 ? ", " : "") + quoted(rung_name(rung)) + ": " + std::to_string(one.freed[rung]);
+    text += "}, \"message\": " + quoted(one.message) + "}";
   }
   return copy(text + "]}", buffer, capacity);
 }

@@ -109,15 +109,11 @@ void DeviceHeap::set_limit(uint64_t bytes) {
   backing_.policy().limit_bytes = bytes;
 }
 
-uint64_t DeviceHeap::limit_bytes() {
-  Lock lock(mutex_);
-  return backing_.limit_bytes();
-}
+int64_t DeviceHeap::active_bytes() { return block_counters_.totals().active_bytes[kKinds].current; }
 
-uint64_t DeviceHeap::driver_free_bytes() {
-  ContextScope scope(context_);
-  size_t free = 0, total = 0;
-  return driver().memory_info(&free, &total) == cuda::kSuccess ? free : 0;
+int64_t DeviceHeap::idle_bytes() {
+  Lock lock(mutex_);
+  return backing_.granules().idle() * static_cast<int64_t>(granule_bytes_);
 }
 
 Status DeviceHeap::enable_peer(int peer) {

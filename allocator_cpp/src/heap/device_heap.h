@@ -116,8 +116,8 @@ class DeviceHeap {
   bool refused_by_limit() const { return refused_by_limit_.load(std::memory_order_relaxed); }
   // The pool whose limit it was, or kNoPool.
   PoolId refused_by_pool() const { return refused_by_pool_.load(std::memory_order_relaxed); }
-  uint64_t limit_bytes();
-  uint64_t driver_free_bytes();
+  int64_t active_bytes();  // live, or freed and waiting for events
+  int64_t idle_bytes();
   bool validate(std::string& reason);
 
   // Calls `body()` with every lane's and the heap's lock held.
@@ -225,7 +225,6 @@ class DeviceHeap {
   size_t metadata_bytes(const Space& space) const;
   uint64_t largest_free_in(const Space& space) const;
   uint64_t largest_remapped_in(const Space& space, int64_t movable) const;
-  uint64_t largest_remapped_in(Pool& pool, int64_t movable) const;
   void pool_figures(PoolId id, pyalloc_pool_stats& stats);
   bool validate_locked(std::string& reason);
   void self_check();

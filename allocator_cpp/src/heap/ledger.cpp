@@ -43,12 +43,6 @@ uint64_t DeviceHeap::largest_remapped_in(const Space& space, int64_t movable) co
   return largest;
 }
 
-// In a reserve nothing moves.
-uint64_t DeviceHeap::largest_remapped_in(Pool& pool, int64_t movable) const {
-  bool reserve = pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0;
-  return reserve ? largest_free_in(pool.coarse) : largest_remapped_in(pool.coarse, movable);
-}
-
 Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count) {
   Status status = kOk;
   while_all_locked([&] {
@@ -68,7 +62,8 @@ Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools,
       ledger.allocated += pool.allocated;
       ledger.used += pool.used;
       ledger.reserve += pool.reserve;
-      ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
+      ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
+      if (pool.reserve == 0) ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
       if (id >= count) continue;
       pool.size = sizeof pool;
       pool.version = PYALLOC_ABI_VERSION;
@@ -87,9 +82,11 @@ Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools,
     ledger.margin = ledger.idle + ledger.shelf + std::min(room, ledger.free);
     ledger.activation_peak = activations_.peak_used * granule;
     ledger.largest_remapped = ledger.largest_free;
-    for (Pool& pool : pools_)
-      ledger.largest_remapped =
-          std::max(ledger.largest_remapped, static_cast<int64_t>(largest_remapped_in(pool, granules.idle())));
+    for (Pool& pool : pools_) {
+      if (pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) continue;
+      auto moved = static_cast<int64_t>(largest_remapped_in(pool.coarse, granules.idle()));
+      ledger.largest_remapped = std::max(ledger.largest_remapped, moved);
+    }
   });
   return status;
 }

@@ -1,12 +1,9 @@
 #include "reclaim/ladder.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <string>
 
-#include "base/bits.h"
 #include "base/clock.h"
-#include "heap/pool_names.h"
 
 namespace pyalloc {
 namespace {
@@ -18,71 +15,7 @@ struct CallbackScope {
   ~CallbackScope() { in_callback = false; }
 };
 
-std::string human(uint64_t bytes) {
-  char text[32];
-  if (bytes >= kGiB) {
-    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / static_cast<double>(kGiB));
-  } else if (bytes >= kMiB) {
-    std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB));
-  } else {
-    std::snprintf(text, sizeof text, "%llu bytes", static_cast<unsigned long long>(bytes));
-  }
-  return text;
-}
-
-// What every pool with live blocks holds; nothing where the general pool is the only one.
-std::string pools_in_use(DeviceHeap& heap) {
-  std::string text;
-  bool purpose = false;
-  for (PoolId id = 0; id < pool_count(); ++id) {
-    pyalloc_pool_stats pool{};
-    heap.get_pool_stats(id, pool);
-    if (pool.blocks == 0 && pool.reserve == 0) continue;
-    purpose |= id != kGeneralPool;
-    text += (text.empty() ? " Pools: " : "; ") + std::string(pool_name(id)) + " " +
-            human(static_cast<uint64_t>(pool.requested)) + " requested, " + human(static_cast<uint64_t>(pool.used)) +
-            " used";
-    if (pool.limit != 0) text += " of " + human(static_cast<uint64_t>(pool.limit));
-  }
-  return purpose ? text + "." : "";
-}
-
-// The words torch's own error begins with: retry handlers look for them.
-std::string message(DeviceHeap& heap, size_t bytes, const std::string& why, uint64_t reclaimed, uint64_t driver_free) {
-  pyalloc_device_stats stats{};
-  heap.get_stats(stats);
-  auto reserved = static_cast<uint64_t>(stats.reserved_bytes[PYALLOC_KIND_ALL].current),
-       allocated = static_cast<uint64_t>(stats.allocated_bytes[PYALLOC_KIND_ALL].current);
-  uint64_t limit = heap.limit_bytes();
-  std::string text = "CUDA out of memory. Tried to allocate " + human(bytes) + ". GPU " +
-                     std::to_string(heap.device()) + " has a total capacity of " + human(heap.total_bytes()) +
-                     " of which " + human(driver_free) + " is free. pyalloc has " + human(allocated) +
-                     " allocated and " + human(reserved) + " reserved";
-  if (limit < heap.total_bytes()) text += " of the " + human(limit) + " it is limited to";
-  text += "; the largest free piece is " + human(heap.largest_free()) + ". Reason: " + why + ".";
-  if (stats.pending_frees > 0)
-    text += " " + std::to_string(stats.pending_frees) + " freed blocks wait for other streams.";
-  if (reclaimed > 0) text += " Reclaimers freed " + human(reclaimed) + ".";
-  text += pools_in_use(heap);
-  if (PoolId pool = heap.refused_by_pool(); pool != kNoPool) {
-    std::string name = pool_name(pool);
-    text += " Raise the limit of the pool '" + name + "' (" +
-            (pool <= PYALLOC_POOL_LORA ? "PYALLOC_CONF " + name + "_limit, or " : std::string()) +
-            "pyalloc.create_pool), or free memory in it.";
-  } else if (why == DeviceHeap::kReserveFull) {
-    text +=
-        " Raise lora_reserve, call pyalloc.lora_prepare before the load, or let it overflow (lora_overflow:general).";
-  } else if (heap.refused_by_limit()) {
-    text +=
-        " Raise the limit (PYALLOC_CONF limit or memory_fraction, torch.cuda.set_per_process_memory_fraction), or free "
-        "memory.";
-  } else if (allocated + bytes > heap.total_bytes()) {
-    text += " The program needs more than the device has: use smaller batches or shorter caches.";
-  } else {
-    text += " Free tensors that are no longer needed, or stop other processes that use this GPU.";
-  }
-  return text;
-}
+uint64_t decrease(int64_t before, int64_t now) { return static_cast<uint64_t>(std::max<int64_t>(0, before - now)); }
 
 }  // namespace
 
@@ -116,7 +49,8 @@ Ladder::Report Ladder::report() {
   return report;
 }
 
-bool Ladder::call_reclaimers(DeviceHeap& heap, size_t bytes, const std::function<bool()>& again, uint64_t& freed) {
+bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const std::function<bool()>& again,
+                             uint64_t& freed) {
   if (in_callback) return false;
   std::vector<Reclaimer> all;
   {
@@ -124,12 +58,14 @@ bool Ladder::call_reclaimers(DeviceHeap& heap, size_t bytes, const std::function
     all = reclaimers_;
   }
   for (const Reclaimer& one : all) {
+    if ((one.priority == PYALLOC_TORCH_CALLBACKS) != torch_s) continue;
+    int64_t before = heap.active_bytes();
     uint64_t gave = 0;
     {
       CallbackScope scope;
       gave = one.fn(one.context, heap.device(), bytes);
     }
-    if (gave != PYALLOC_FREED_UNKNOWN) freed += gave;
+    freed += gave != PYALLOC_FREED_UNKNOWN ? gave : decrease(before, heap.active_bytes());
     if (gave > 0 && again()) return true;
   }
   return false;
@@ -156,42 +92,56 @@ Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::fun
     status = attempt();
     return status != PYALLOC_OUT_OF_MEMORY;
   };
+  Refusal refusal;
+  refusal.device = heap.device();
+  refusal.pool = pool;
+  refusal.bytes = bytes;
   Counters& counters = heap.counters();
   auto served_by = [&](std::atomic<int64_t>& rung) {
     if (status == kOk) count(rung);
     return status;
   };
-  if (heap.poll_pending()) {
+  int64_t active = heap.active_bytes();
+  // What a rung that waits gave is what is neither live nor waiting any more.
+  auto gave = [&](Rung rung) {
+    int64_t now = heap.active_bytes();
+    refusal.freed[rung] = decrease(active, now);
+    active = now;
+  };
+  bool polled = heap.poll_pending();
+  gave(kRung_pending);
+  if (polled) {
     status = attempt();
     if (status != PYALLOC_OUT_OF_MEMORY) return served_by(counters.rung_pending);
   }
+  int64_t idle = heap.idle_bytes();
+  heap.release_empty_slabs();
+  refusal.freed[kRung_slabs] = decrease(heap.idle_bytes(), idle);
   if (again()) return served_by(counters.rung_slabs);
-  uint64_t reclaimed = 0;
-  if (call_reclaimers(heap, bytes, again, reclaimed)) return served_by(counters.rung_reclaimers);
+  if (call_reclaimers(heap, true, bytes, again, refusal.freed[kRung_callbacks]))
+    return served_by(counters.rung_callbacks);
+  if (call_reclaimers(heap, false, bytes, again, refusal.freed[kRung_reclaimers]))
+    return served_by(counters.rung_reclaimers);
   count(counters.num_alloc_retries);
-  if (heap.wait_for_events() && again()) return served_by(counters.rung_events);
-  if (heap.synchronize_context() == kOk && again()) return served_by(counters.rung_context);
+  active = heap.active_bytes();
+  bool waited = heap.wait_for_events();
+  gave(kRung_events);
+  if (waited && again()) return served_by(counters.rung_events);
+  bool synchronized = heap.synchronize_context() == kOk;
+  gave(kRung_context);
+  if (synchronized && again()) return served_by(counters.rung_context);
 
   why = status == PYALLOC_OUT_OF_MEMORY ? why : last_error();
-  count(heap.counters().num_ooms);
+  count(counters.num_ooms);
   bool by_limit = heap.refused_by_limit();
-  if (by_limit) count(heap.counters().num_oom_rejections);
-  uint64_t driver_free = heap.driver_free_bytes();
-  std::string text = message(heap, bytes, why, reclaimed, driver_free);
-  pyalloc_device_stats stats{};
-  heap.get_stats(stats);
-  pyalloc_pool_stats lora{};
-  heap.get_pool_stats(PYALLOC_POOL_LORA, lora);
-  // Memory there is, beside the reserve, but in pieces that cannot go where it is needed.
-  int64_t idle = stats.reserved_bytes[PYALLOC_KIND_ALL].current - stats.active_bytes[PYALLOC_KIND_ALL].current -
-                 std::max<int64_t>(0, lora.reserve - lora.allocated);
-  bool enough = driver_free + static_cast<uint64_t>(std::max<int64_t>(0, idle)) >= bytes;
-  Reason reason = by_limit || why == DeviceHeap::kReserveFull ? kLimit : enough ? kFragmentation : kCapacity;
+  if (by_limit) count(counters.num_oom_rejections);
+  refusal.unix_ms = unix_ms();
+  explain(heap, why, refusal);
   {
     Lock lock(mutex_);
-    ++counts_[reason];
+    ++counts_[refusal.reason];
     if (refusals_.size() == kKept) refusals_.pop_front();
-    refusals_.push_back({unix_ms(), heap.device(), pool, bytes, reason, text});
+    refusals_.push_back(refusal);
   }
   if (!in_callback) {
     CallbackScope scope;
@@ -201,9 +151,9 @@ Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::fun
       observers = observers_;
     }
     for (const Observer& one : observers)
-      one.fn(one.context, heap.device(), bytes, heap.total_bytes(), driver_free, by_limit ? 1 : 0);
+      one.fn(one.context, heap.device(), bytes, heap.total_bytes(), refusal.device_free, by_limit ? 1 : 0);
   }
-  return fail(PYALLOC_OUT_OF_MEMORY, "%s", text.c_str());
+  return fail(PYALLOC_OUT_OF_MEMORY, "%s", refusal.message.c_str());
 }
 
 }  // namespace pyalloc

@@ -2,22 +2,23 @@
 // first success:
 //   1 frees whose events are complete         no wait
 //   2 empty slabs back to their space         no wait
-//   3 reclaimers (torch's registered callbacks, the user's), by priority, until one suffices; called with no lock held
-//   4 host wait for the events of all frees   counted as a retry, once with rung 5
-//   5 context-wide wait
-// Each rung counts the requests it served. The last refusals are kept, and all counted by their reason.
+//   3 torch's registered callbacks            called with no lock held, until one suffices
+//   4 the user's functions, by priority       the same
+//   5 host wait for the events of all frees   counted as a retry, once with rung 6
+//   6 context-wide wait
+// Each rung counts the requests it served (rungs.def). The last refusals are kept, with what each rung gave, and all
+// counted by their reason.
 //
-// Taking idle memory of other streams, with waits on the GPU, is part of every try of the heap itself. Guarded by its
-// own lists' lock; no lock is held while a rung runs. A request made by a reclaimer or an observer climbs without rung
-// 3 and is not observed.
+// Taking idle memory of other pools and streams, with waits on the GPU, is part of every try of the heap itself.
+// Guarded by its own lists' lock; no lock is held while a rung runs. A request made by a reclaimer or an observer climbs
+// without rungs 3 and 4 and is not observed.
 #pragma once
 #include <deque>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "base/ranked_mutex.h"
-#include "heap/device_heap.h"
+#include "reclaim/refusal.h"
 
 namespace pyalloc {
 
@@ -32,16 +33,6 @@ class Ladder {
                   void** pointer);
   Status prepare_lora(DeviceHeap& heap, uint64_t bytes);
 
-  // Why a request was refused.
-  enum Reason { kCapacity, kLimit, kFragmentation, kReasons };
-  struct Refusal {
-    int64_t unix_ms;
-    int device;
-    PoolId pool;
-    uint64_t bytes;
-    Reason reason;
-    std::string message;
-  };
   struct Report {
     int64_t counts[kReasons];
     std::vector<Refusal> last;  // oldest first
@@ -61,8 +52,10 @@ class Ladder {
   };
 
   Status climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt);
-  // True when `again()` succeeded after one of them; `freed` sums what they said.
-  bool call_reclaimers(DeviceHeap& heap, size_t bytes, const std::function<bool()>& again, uint64_t& freed);
+  // Torch's or the user's. True when `again()` succeeded after one of them; `freed` sums what they said, or, of those
+  // that did not say, what was live before and is not after.
+  bool call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const std::function<bool()>& again,
+                       uint64_t& freed);
 
   RankedMutex mutex_{Rank::kRegistry};
   std::vector<Reclaimer> reclaimers_;

@@ -1,0 +1,136 @@
+#include "reclaim/refusal.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/bits.h"
+#include "heap/pool_names.h"
+
+namespace pyalloc {
+namespace {
+
+std::string human(int64_t bytes) {
+  char text[32];
+  if (bytes >= static_cast<int64_t>(kGiB)) {
+    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / static_cast<double>(kGiB));
+  } else if (bytes >= static_cast<int64_t>(kMiB)) {
+    std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB));
+  } else {
+    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
+  }
+  return text;
+}
+
+std::string share(int64_t part, int64_t whole) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.3f", whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0);
+  return text;
+}
+
+struct Snapshot {
+  pyalloc_ledger whole{};
+  std::vector<pyalloc_pool_stats> pools;
+};
+
+Reason reason_of(DeviceHeap& heap, const std::string& why, const Refusal& one, const Snapshot& now) {
+  if (heap.refused_by_limit() || why == DeviceHeap::kReserveFull) return kLimit;
+  auto wanted = static_cast<int64_t>(one.bytes);
+  int64_t there_is = now.whole.free + now.whole.shelf + now.whole.reserved - now.whole.allocated;
+  if (there_is - (one.pool == PYALLOC_POOL_LORA ? 0 : now.whole.set_aside) >= wanted) return kFragmentation;
+  return there_is >= wanted ? kPinned : kCapacity;
+}
+
+std::string of_pools(const Snapshot& now) {
+  std::string text;
+  for (size_t id = 0; id < now.pools.size(); ++id) {
+    const pyalloc_pool_stats& pool = now.pools[id];
+    if (pool.blocks == 0 && pool.reserved == 0 && pool.limit == 0) continue;
+    text += (text.empty() ? " Pools (allocated / reserved / limit): " : "; ") +
+            std::string(pool_name(static_cast<PoolId>(id))) + " " + human(pool.allocated) + " / " +
+            human(pool.reserved) + " / " + (pool.limit != 0 ? human(pool.limit) : "none");
+  }
+  return text.empty() ? "" : text + ".";
+}
+
+std::string of_fragmentation(const Snapshot& now) {
+  const pyalloc_ledger& whole = now.whole;
+  int64_t free = whole.reserved - whole.allocated - whole.set_aside;
+  if (free <= 0) return "";
+  return " Fragmentation: external " + share(free - whole.largest_free, free) + ", after moving what is idle " +
+         share(free - whole.largest_remapped, free) + ", in partly used granules " +
+         share(std::max<int64_t>(0, whole.used - whole.allocated - whole.set_aside), whole.reserved) + " of reserved.";
+}
+
+std::string of_rungs(const Refusal& one) {
+  static const char* const what[] = {
+#define RUNG(name, text) text,
+#include "reclaim/rungs.def"
+#undef RUNG
+  };
+  std::string text;
+  for (int rung = 0; rung < kRungs; ++rung)
+    text += (rung > 0 ? ", " : " Tried, and got: ") + std::string(what[rung]) + " " +
+            human(static_cast<int64_t>(one.freed[rung]));
+  return text + ".";
+}
+
+std::string next_step(DeviceHeap& heap, const std::string& why, const Refusal& one, const Snapshot& now) {
+  if (PoolId pool = heap.refused_by_pool(); pool != kNoPool) {
+    std::string name = pool_name(pool);
+    return " Raise the limit of the pool '" + name + "' (" +
+           (pool <= PYALLOC_POOL_LORA ? "PYALLOC_CONF " + name + "_limit, or " : std::string()) +
+           "pyalloc.create_pool), or free memory in it.";
+  }
+  if (why == DeviceHeap::kReserveFull)
+    return " Raise lora_reserve, call pyalloc.lora_prepare before the load, or let it overflow "
+           "(lora_overflow:general).";
+  if (one.reason == kLimit)
+    return " Raise the limit (PYALLOC_CONF limit or memory_fraction, torch.cuda.set_per_process_memory_fraction), or "
+           "free memory.";
+  if (one.reason == kPinned)
+    return " " + human(now.whole.set_aside) +
+           " are set aside for LoRA adapters: lower lora_reserve, or end what pyalloc.lora_prepare set aside "
+           "(pyalloc.lora_prepare(0)).";
+  if (one.reason == kFragmentation)
+    return " Memory that lives long keeps pieces of it in use: keep it apart (pyalloc.pool), or free some of it.";
+  if (now.whole.allocated + static_cast<int64_t>(one.bytes) > now.whole.total)
+    return " The program needs more than the device has: use smaller batches or shorter caches.";
+  return " Free tensors that are no longer needed, or stop other processes that use this GPU.";
+}
+
+}  // namespace
+
+const char* rung_name(int rung) {
+  static const char* const names[] = {
+#define RUNG(name, what) #name,
+#include "reclaim/rungs.def"
+#undef RUNG
+  };
+  return names[rung];
+}
+
+const char* reason_name(int reason) {
+  static const char* const names[kReasons] = {"capacity", "limit", "fragmentation", "pinned"};
+  return names[reason];
+}
+
+// The words torch's own error begins with: retry handlers look for them.
+void explain(DeviceHeap& heap, const std::string& why, Refusal& one) {
+  Snapshot now;
+  now.pools.resize(pool_count());
+  heap.get_ledger(now.whole, now.pools.data(), pool_count());  // should the driver refuse to say, all is zero
+  const pyalloc_ledger& whole = now.whole;
+  one.device_free = static_cast<uint64_t>(whole.free);
+  one.reason = reason_of(heap, why, one, now);
+  std::string text = "CUDA out of memory. Tried to allocate " + human(static_cast<int64_t>(one.bytes)) + ". GPU " +
+                     std::to_string(heap.device()) + " has a total capacity of " +
+                     human(static_cast<int64_t>(heap.total_bytes())) + " of which " + human(whole.free) +
+                     " is free. pyalloc has " + human(whole.allocated) + " allocated and " + human(whole.reserved) +
+                     " reserved";
+  if (whole.limit < whole.total) text += " of the " + human(whole.limit) + " it is limited to";
+  text += ", " + human(whole.outside) + " are outside it; the largest free piece is " + human(whole.largest_free) +
+          ". Reason: " + reason_name(one.reason) + ", " + why + ".";
+  one.message = text + of_pools(now) + of_fragmentation(now) + of_rungs(one) + next_step(heap, why, one, now);
+}
+
+}  // namespace pyalloc
