@@ -21,11 +21,6 @@ Status check_pool(int device, int pool) {
   return status;
 }
 
-void add_field(std::string& text, const char* name, const char* unit, const char* help) {
-  text += std::string(text.empty() ? "" : ",\n ") + "{\"name\": " + quoted(name) + ", \"unit\": " + quoted(unit) +
-          ", \"help\": " + quoted(help) + "}";
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)

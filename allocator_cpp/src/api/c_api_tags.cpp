@@ -36,13 +36,11 @@ size_t pyalloc_bills_json(char* buffer, size_t capacity) {
 }
 
 size_t pyalloc_tag_fields_json(char* buffer, size_t capacity) {
-  std::string text = "[";
-#define PYALLOC_TAG_FIELD(name, unit, help)                                                                    \
-  text += std::string(text.size() > 1 ? ",\n " : "") + "{\"name\": \"" #name "\", \"unit\": " + quoted(unit) + \
-          ", \"help\": " + quoted(help) + "}";
+  std::string rows;
+#define PYALLOC_TAG_FIELD(name, unit, help) add_field(rows, #name, unit, help);
 #include "pyalloc/tag_fields.def"
 #undef PYALLOC_TAG_FIELD
-  return copy(text + "]", buffer, capacity);
+  return copy("[" + rows + "]", buffer, capacity);
 }
 
 }  // extern "C"

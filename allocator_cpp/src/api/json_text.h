@@ -24,4 +24,10 @@ inline std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+// One more row of a table of figures (*.def), after a comma.
+inline void add_field(std::string& rows, const char* name, const char* unit, const char* help) {
+  rows += std::string(rows.empty() ? "" : ",\n ") + "{\"name\": " + quoted(name) + ", \"unit\": " + quoted(unit) +
+          ", \"help\": " + quoted(help) + "}";
+}
+
 }  // namespace pyalloc

@@ -11,6 +11,8 @@ namespace pyalloc {
 // GPU orders them.
 uint64_t DeviceHeap::largest_remapped_in(const Space& space, int64_t movable) const {
   uint64_t largest = 0;
+  // A lane has no blocks over 1 MiB, and none of a large page is longer than the page.
+  if (space.kind() == kSmall || space.large_pages()) return 0;
   const AddressSpace& memory = space.memory();
   const Granules& granules = backing_.granules();
   for (NodeId id = space.extents().first(); id != kNoNode; id = space.extents().range(id).next) {
@@ -82,11 +84,11 @@ Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools,
     ledger.margin = ledger.idle + ledger.shelf + std::min(room, ledger.free);
     ledger.activation_peak = activations_.peak_used * granule;
     ledger.largest_remapped = ledger.largest_free;
-    for (Pool& pool : pools_) {
-      if (pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) continue;
-      auto moved = static_cast<int64_t>(largest_remapped_in(pool.coarse, granules.idle()));
+    each_space([&](const Space& space) {
+      if (space.pool().id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) return;
+      auto moved = static_cast<int64_t>(largest_remapped_in(space, granules.idle()));
       ledger.largest_remapped = std::max(ledger.largest_remapped, moved);
-    }
+    });
   });
   return status;
 }

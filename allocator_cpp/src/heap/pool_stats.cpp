@@ -66,8 +66,11 @@ void DeviceHeap::pool_figures(PoolId id, pyalloc_pool_stats& stats) {
   stats.peak = pool->mapped.peak_used * granule;
   if (id == PYALLOC_POOL_LORA) stats.reserve = static_cast<int64_t>(lora_reserve_.bytes + lora_prepared_.bytes);
   stats.largest_free = static_cast<int64_t>(largest);
-  uint64_t moved = stats.reserve != 0 ? 0 : largest_remapped_in(pool->coarse, idle);  // in a reserve nothing moves
-  stats.largest_remapped = static_cast<int64_t>(std::max(largest, moved));
+  // In a reserve nothing moves.
+  each_space([&](const Space& space) {
+    if (&space.pool() == pool && stats.reserve == 0) largest = std::max(largest, largest_remapped_in(space, idle));
+  });
+  stats.largest_remapped = static_cast<int64_t>(largest);
 }
 
 }  // namespace pyalloc
