@@ -205,6 +205,8 @@ class Library:
 
     def find_pool(self, name: str, create: bool = False) -> int:
         """The number of a pool. InvalidArgumentError when there is none and none is to be made, or for a bad name."""
+        if not isinstance(name, str):
+            raise errors.InvalidArgumentError(f"a pool was named {name!r}; expected its name as text")
         number = ctypes.c_int()
         self._check(self._dll.pyalloc_find_pool(name.encode(), create, ctypes.byref(number)))
         return number.value

@@ -7,7 +7,6 @@ being given back. What is idle in one pool serves the next need of any.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import errors
@@ -44,8 +43,22 @@ class PoolStats(Fragmentation):
         return max(0, self.reserve - self.allocated)
 
 
-@contextlib.contextmanager
-def pool(name: str) -> Iterator[None]:
+class PoolScope(contextlib.ContextDecorator):
+    """What pool() returns: entered and left any number of times, on any thread, but left on the thread that entered it.
+    Leaving it elsewhere raises StateError and changes nothing on either thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        library().push_pool(library().find_pool(self._name))
+
+    def __exit__(self, *_: object) -> None:
+        library().pop_pool(library().find_pool(self._name))
+
+
+def pool(name: str) -> PoolScope:
     """What this thread allocates inside goes to the pool `name`: "weights", "kv", "workspace", "lora", "general", or
     one made by create_pool().
 
@@ -61,15 +74,10 @@ def pool(name: str) -> Iterator[None]:
 
     Scopes nest, and an exception leaves them in order. A scope belongs to the thread that entered it; autograd's
     backward runs on threads of its own, which are not covered. A tensor is freed to its own pool wherever that happens.
-    Without pyalloc as torch's allocator a scope does nothing. Raises InvalidArgumentError for an unknown name.
+    Without pyalloc as torch's allocator a scope does nothing. Entering it raises InvalidArgumentError for an unknown
+    name.
     """
-    core = library()
-    number = core.find_pool(name)
-    core.push_pool(number)
-    try:
-        yield
-    finally:
-        core.pop_pool(number)
+    return PoolScope(name)
 
 
 def create_pool(
@@ -79,7 +87,7 @@ def create_pool(
 
         pyalloc.create_pool("images", like="kv", limit="20GiB", slab="32MiB")
 
-    name: 1 to 31 lower-case letters, digits and underscores; a process has at most 64 pools, and they stay.
+    name: 1 to 31 lower-case letters, digits and underscores. A process has at most 64 pools, and none is ever removed.
     like: the pool whose layout it has: "weights" is packed, "workspace" has steps and arenas, "kv" has slabs; "general"
     when None. Not "lora", whose reserve is its own.
     limit: most that its blocks may use on each device, in bytes or as "20GiB"; None leaves it as it is, 0 is none.
@@ -128,7 +136,7 @@ def escapes(device: int | None = None) -> dict[int, int]:
     later are counted together as 0. A block that another thread allocated on the same stream counts when either
     thread's step ends.
     """
-    sizes = library().escapes(_current_device() if device is None else device)
+    sizes = library().escapes(current_device() if device is None else device)
     return {int(size): sizes[size] for size in sorted(sizes, key=int, reverse=True)}
 
 

@@ -76,7 +76,9 @@ def test_what_the_wheel_holds(unpacked: Path) -> None:
     for name in ("libpyalloc.so", "py.typed", "_autoload.py", "simgpu.py"):
         assert (package / name).is_file(), name
     assert (package / "simgpu_libs" / "libcuda.so.1").is_file()
-    assert (package / "torch_bridge" / "include" / "pyalloc" / "pyalloc.h").is_file()
+    headers = package / "torch_bridge" / "include" / "pyalloc"
+    own = ROOT / "allocator_cpp" / "include" / "pyalloc"
+    assert {path.name for path in headers.iterdir()} == {path.name for path in own.iterdir()}  # the bridge needs all
     assert list((package / "torch_bridge").glob("*.cpp"))
     (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
     parser = configparser.ConfigParser()

@@ -54,7 +54,9 @@ bool suggest_pool(int id) {
 }
 
 Status pop_pool(int id) {
-  if (outer.empty()) return fail(PYALLOC_WRONG_STATE, "no pool scope is open on this thread");
+  if (outer.empty())
+    return fail(PYALLOC_WRONG_STATE,
+                "no pool scope is open on this thread; leave a scope on the thread that entered it");
   if (id != current)
     return fail(PYALLOC_WRONG_STATE,
                 "pool '%s' cannot be left: '%s' was entered last on this thread; leave scopes in the opposite order, "
