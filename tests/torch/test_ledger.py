@@ -128,10 +128,9 @@ def test_fragmentation_by_hand(run_on_simgpu: Run) -> None:
             def empty(size):
                 return torch.empty(size, dtype=torch.uint8, device="cuda")
 
-            with pyalloc.pool("kv"):
-                blocks = [empty(4 << 20) for _ in range(8)] + [empty(3 << 20)]   # 17 and a half granules
+            blocks = [empty(4 << 20) for _ in range(8)] + [empty(3 << 20)]   # 17 and a half granules
             del blocks[0], blocks[1], blocks[2]      # granules 0, 1, 4, 5, 8, 9 are free, and half of the last
-            one = next(one for one in pyalloc.pools() if one.name == "kv")
+            one = next(one for one in pyalloc.pools() if one.name == "general")
             assert (one.reserved, one.allocated) == (36 << 20, 23 << 20)
             # The longest run is 4 MiB of 13 that are free; moved together, the six granules join the half one.
             assert one.external_fragmentation == 1 - 4 / 13
