@@ -48,6 +48,7 @@ TEST(pools_share_no_granule) {
   for (int pool = 0; pool < 5; ++pool) {
     CHECK_EQ(figures(pool).blocks, int64_t{0});
     CHECK_EQ(figures(pool).requested, int64_t{0});
+    CHECK_EQ(figures(pool).requested_total, int64_t{20} * (700 + 40 * 1024 + 900 * 1024 + 3 * 1024 * 1024));
   }
   CHECK(valid());
 }

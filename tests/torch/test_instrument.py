@@ -321,3 +321,36 @@ def test_an_exception_leaves_the_scopes_in_order(run_on_simgpu: Run) -> None:
             """
         )
     )
+
+
+def test_what_is_freed_within_a_step_lies_in_workspace(run_on_simgpu: Run) -> None:
+    """With predict_lifetimes:on, after the steps from which the lifetimes are learnt."""
+    run_on_simgpu(
+        program(
+            """
+            from transformers import StaticCache
+            model = llama(hidden_size=1024, intermediate_size=2816, num_hidden_layers=4, vocab_size=8000).half().cuda()
+            cache = StaticCache(model.config, max_cache_len=400)
+
+            def freed():
+                '''Bytes of blocks that came and went, by pool, so far.'''
+                return {one.name: one.requested_total - one.requested for one in pyalloc.pools()}
+
+            def step(tokens):
+                with torch.inference_mode():
+                    model(torch.zeros((16, tokens), dtype=torch.int64, device="cuda"), past_key_values=cache)
+
+            for tokens in (64, 1) * 4:
+                step(tokens)
+            before = freed()
+            step(64)
+            for _ in range(20):
+                step(1)
+            gone = {name: size - before[name] for name, size in freed().items()}
+            assert gone["weights"] == gone["lora"] == 0, gone
+            assert gone["workspace"] >= 0.95 * sum(gone.values()), gone
+            assert gone["workspace"] > 400 << 20
+            """,
+            'bridge="require", predict_lifetimes="on"',
+        )
+    )

@@ -213,6 +213,7 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
     space.set_start(address, id);
     space.extents().range(id).stamp = birth;
     pool.live_coarse += usage;
+    pool.handed_out_coarse += usage.requested;
     counted = block_counters_.extents().counters.hand_out(kind, usage);
     *pointer = reinterpret_cast<void*>(address);
     note_alloc(address, rounded, lane.stream());

@@ -57,7 +57,8 @@ class Lane {
   StreamIndex index() const { return index_; }
   bool arena() const { return arena_; }
   // What is live in it; with the lane's lock held.
-  Usage live() const { return counters_.counters.handed_out[kind()] - counters_.counters.taken_back[kind()]; }
+  Usage live() const { return handed_out() - counters_.counters.taken_back[kind()]; }
+  Usage handed_out() const { return counters_.counters.handed_out[kind()]; }  // ever
   cuda::Stream stream() const { return stream_; }
   // Null before the first block. Changes once, under the lane's and the heap's lock.
   Space* space() const { return space_.get(); }

@@ -45,7 +45,8 @@ struct Pool {
   Space coarse;
   std::unique_ptr<Space> large_pages;  // where the policy has slabs
   std::vector<Lane*> lanes_by_stream, arenas_by_stream;
-  Usage live_coarse;  // blocks of the spaces without a lane
+  int64_t handed_out_coarse = 0;  // bytes asked for, ever
+  Usage live_coarse;              // blocks of the spaces without a lane
 };
 
 }  // namespace pyalloc

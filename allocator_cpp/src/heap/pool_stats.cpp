@@ -48,11 +48,15 @@ void DeviceHeap::pool_figures(PoolId id, pyalloc_pool_stats& stats) {
   if (pool == nullptr) return;
   Usage live = pool->live_coarse;
   int64_t idle = 0;
+  stats.requested_total = pool->handed_out_coarse;
   uint64_t largest = 0;
   each_space([&](const Space& space) {
     if (&space.pool() != pool) return;
     largest = std::max(largest, largest_free_in(space));
-    if (space.lane() != nullptr) live += space.lane()->live();
+    if (space.lane() != nullptr) {
+      live += space.lane()->live();
+      stats.requested_total += space.lane()->handed_out().requested;
+    }
     const AddressSpace& memory = space.memory();
     for (uint32_t index = 0; index < memory.highest_used(); ++index)
       idle += memory.slot(index).handle != 0 && backing_.granules().handle(memory.slot(index).handle).idle;
