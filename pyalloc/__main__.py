@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: pyalloc doctor --json | python -m json.tool",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    doctor.add_argument(
+        "--libraries", action="store_true", help="also import the model libraries and list what is instrumented in them"
+    )
     return parser
 
 
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.command == "doctor":
         from . import doctor
 
-        return doctor.main(as_json=parsed.json)
+        return doctor.main(as_json=parsed.json, libraries=parsed.libraries)
     if parsed.command == "record" and parsed.output is None:
         from .record import output_argument
 

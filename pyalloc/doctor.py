@@ -25,8 +25,10 @@ _TORCH_CLASSES: Final = (  # header and class, from the one the bridge derives f
 )
 
 
-def examine() -> dict[str, Any]:
-    """Everything doctor reports. A part that cannot be found holds {"error": why}; nothing raises."""
+def examine(libraries: bool = False) -> dict[str, Any]:
+    """Everything doctor reports. A part that cannot be found holds {"error": why}; nothing raises. libraries: imports
+    those that are instrumented, to look into them.
+    """
     report: dict[str, Any] = {
         "pyalloc": {"version": __version__},
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -38,7 +40,7 @@ def examine() -> dict[str, Any]:
         "options": _guarded(_options),
         "torch_options": _guarded(_torch_options),
         "virtuals_not_covered": _guarded(_uncovered_virtuals),
-        "instrumentation": _guarded(_instrumentation),
+        "instrumentation": _guarded(lambda: _instrumentation(libraries)),
     }
     report["ready"] = not any(
         "error" in report[part] for part in ("library", "driver", "bridge", "options")
@@ -46,10 +48,10 @@ def examine() -> dict[str, Any]:
     return report
 
 
-def main(as_json: bool) -> int:
+def main(as_json: bool, libraries: bool = False) -> int:
     """Prints the report; returns 0 when pyalloc would run here with its bridge, else 1."""
     logging.getLogger("pyalloc").setLevel(logging.ERROR)  # the report says it all
-    report = examine()
+    report = examine(libraries)
     if as_json:
         print(json.dumps(report, indent=1))
     else:
@@ -134,9 +136,9 @@ def _options() -> list[dict[str, Any]]:
     return allocator.describe_options()
 
 
-def _instrumentation() -> dict[str, Any]:
+def _instrumentation(libraries: bool) -> dict[str, Any]:
     switch = next(option["value"] for option in _options() if option["key"] == "instrument")
-    return {"state": switch, "libraries": instrumentation.survey()}
+    return {"state": switch, "libraries": instrumentation.survey(libraries)}
 
 
 def _torch_options() -> list[dict[str, str]]:
@@ -218,6 +220,9 @@ def _instrumentation_lines(instrumentation: dict[str, Any]) -> list[str]:
     for name, library in instrumentation["libraries"].items():
         if not library["installed"]:
             lines.append(f"  {name:12}  not installed")
+            continue
+        if not library["examined"]:
+            lines.append(f"  {name:12}  {library['version']}: once it is imported; --libraries looks into it")
             continue
         counts = ", ".join(f"{len(functions)} {pool}" for pool, functions in library["wraps"].items())
         lines.append(f"  {name:12}  {library['version']}: {counts or 'none'}")

@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import sys
 import threading
 from collections.abc import Sequence
 from types import ModuleType
@@ -92,19 +93,23 @@ def active() -> Instrumentation | None:
     return _active
 
 
-def survey() -> dict[str, dict[str, Any]]:
-    """By library: its version, the functions for each pool, and what is missing of them. Imports the libraries that are
-    installed, which takes seconds: for `pyalloc doctor`.
+def survey(imports: bool) -> dict[str, dict[str, Any]]:
+    """By library: its version, the functions for each pool, and what is missing of them; `examined` says whether they
+    were looked for. imports: also in libraries that are installed and not imported, which takes seconds.
     """
     from .table import TARGETS
 
     report: dict[str, dict[str, Any]] = {}
     for target in TARGETS:
         library = report.setdefault(
-            target.library, {"version": _version(target.library), "installed": True, "wraps": {}, "missing": []}
+            target.library,
+            {"version": _version(target.library), "installed": True, "examined": True, "wraps": {}, "missing": []},
         )
         if importlib.util.find_spec(target.library) is None:
-            library["installed"] = False
+            library["installed"] = library["examined"] = False
+            continue
+        if not imports and target.library not in sys.modules:
+            library["examined"] = False
             continue
         try:
             found = patches.find(target, importlib.import_module(target.module))

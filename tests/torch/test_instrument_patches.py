@@ -173,7 +173,8 @@ def test_doctor_lists_what_is_wrapped(run_on_simgpu: Run) -> None:
     done = run_on_simgpu(
         """
         import json, subprocess, sys
-        done = subprocess.run([sys.executable, "-m", "pyalloc", "doctor", "--json"], capture_output=True, text=True)
+        command = [sys.executable, "-m", "pyalloc", "doctor", "--json", "--libraries"]
+        done = subprocess.run(command, capture_output=True, text=True)
         report = json.loads(done.stdout)["instrumentation"]
         assert report["state"] == "on"
         libraries = report["libraries"]
@@ -187,6 +188,7 @@ def test_doctor_lists_what_is_wrapped(run_on_simgpu: Run) -> None:
         text = subprocess.run([sys.executable, "-m", "pyalloc", "doctor"], capture_output=True, text=True,
                               env={**__import__("os").environ, "PYALLOC_CONF": "instrument:off"}).stdout
         print([line for line in text.splitlines() if line.startswith("instrument ")])
+        assert "once it is imported; --libraries looks into it" in text
         """
     )
     assert "instrument off" in done.stdout
