@@ -38,8 +38,9 @@ class Ledger(Fragmentation):
     what no adapter uses of it; limit: most
     that pyalloc may hold, the total where there is none; margin: what can still be had before memory runs out (idle,
     shelf, and what the driver has left within the limit); activation_peak: most that was used at once by the pools
-    other than weights, kv and lora, since the last reset of a pool's peak; largest_free: the longest free mapped run;
-    largest_remapped: the largest request that free mapped memory could serve, moved together, both outside the reserve.
+    other than weights, kv, lora and those laid out like them, since the last reset of a pool's peak; largest_free: the
+    longest free mapped run; largest_remapped: the largest request that free mapped memory could serve, moved together,
+    both outside the reserve.
     For fragmentation what is set aside is not free memory.
 
     str() is a table for people, as_dict() the same for JSON.

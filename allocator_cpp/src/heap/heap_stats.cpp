@@ -200,7 +200,7 @@ bool DeviceHeap::validate_locked(std::string& reason) {
   }
   int64_t activations = 0;
   for (const Pool& pool : pools_) {
-    if (holds_activations(pool.id)) activations += pool.mapped.used;
+    if (holds_activations(pool.policy)) activations += pool.mapped.used;
     const MappedTotals& sums = of_pools[pool.id];
     if (sums.slots != pool.mapped.slots || sums.segments != pool.mapped.segments || sums.used != pool.mapped.used)
       return reason = "heap: the sums of pool " + std::to_string(pool.id) + " are wrong", false;

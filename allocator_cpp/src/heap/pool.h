@@ -27,10 +27,9 @@ namespace pyalloc {
 
 class Lane;
 
-// What is neither kept for long nor sized ahead of time.
-constexpr bool holds_activations(PoolId id) {
-  return id != PYALLOC_POOL_WEIGHTS && id != PYALLOC_POOL_KV && id != PYALLOC_POOL_LORA;
-}
+// What is neither kept for long nor sized ahead of time: all but weights, kv, lora, and pools that are packed or
+// have slabs as they do.
+inline bool holds_activations(const PoolPolicy& policy) { return !policy.packed && policy.slab_bytes == 0; }
 
 struct Pool {
   Pool(DeviceHeap& heap, PoolId number, uint16_t space_id, size_t granule_bytes, MappedTotals (&of_kinds)[kKinds])

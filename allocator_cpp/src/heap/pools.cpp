@@ -41,7 +41,7 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
     return status;
   }
   set_limit(pool, pool_limits_[id]);
-  if (holds_activations(id)) pool.mapped.group = &activations_;
+  if (holds_activations(pool.policy)) pool.mapped.group = &activations_;
   for (Space* space : {&pool.coarse, pool.large_pages.get()}) {
     if (space == nullptr) continue;
     backing_.add_space(space->memory());
