@@ -17,11 +17,6 @@ bool caching() { return std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr
 
 }  // namespace
 
-Registry& Registry::instance() {
-  static Registry* one = new Registry;
-  return *one;
-}
-
 Registry::Registry() {
   std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
   for (auto& of_device : pool_limits_) std::fill(std::begin(of_device), std::end(of_device), kNotSet);
@@ -115,11 +110,7 @@ Status Registry::check_device(int device) const {
                                      : fail(PYALLOC_INVALID_ARGUMENT, "device %d; expected 0 to %d", device, end - 1);
 }
 
-DeviceHeap* Registry::heap(int device, Status& status) {
-  if (DeviceHeap* open = open_heap(device)) {
-    status = dead() ? usable() : kOk;
-    return status == kOk ? open : nullptr;
-  }
+DeviceHeap* Registry::open_or_refuse(int device, Status& status) {
   status = usable();
   if (status == kOk) status = check_device(device);
   if (status == kOk) status = open(device);

@@ -21,7 +21,10 @@ constexpr int kMostDevices = 64;
 
 class Registry {
  public:
-  static Registry& instance();
+  static Registry& instance() {
+    static Registry* one = new Registry;
+    return *one;
+  }
 
   Status configure(const char* text, const char* origin);
   std::string config_json();
@@ -30,7 +33,12 @@ class Registry {
   int device_count() const { return device_count_.load(std::memory_order_acquire); }
 
   // The heap of `device`, opened on first use; null with the reason in last_error() and `status`.
-  DeviceHeap* heap(int device, Status& status);
+  DeviceHeap* heap(int device, Status& status) {
+    DeviceHeap* open = open_heap(device);
+    if (open == nullptr || dead()) return open_or_refuse(device, status);
+    status = kOk;
+    return open;
+  }
   // The heap if it is open, else null.
   DeviceHeap* open_heap(int device) const {
     return device >= 0 && device < kMostDevices ? heaps_[device].load(std::memory_order_acquire) : nullptr;
@@ -59,6 +67,7 @@ class Registry {
   Registry();
   void configure_from_environment();
   uint64_t pool_limit_locked(int device, PoolId pool) const;
+  DeviceHeap* open_or_refuse(int device, Status& status);
   Status open(int device);
   static void after_fork_in_child();
   static void at_exit();

@@ -135,7 +135,8 @@ DeviceHeap::Piece DeviceHeap::committed(const Space& space, uint32_t start, uint
   return {align_down(offset, slab), align_up(end, slab) - align_down(offset, slab)};
 }
 
-Status DeviceHeap::allocate(PoolId id, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
+Status DeviceHeap::find_and_allocate(PoolId id, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                                     void** pointer) {
   if (bytes > kLargestRequest) {
     refused_by(kNoPool, false);
     return fail(PYALLOC_OUT_OF_MEMORY, "no device has that much memory");
@@ -263,10 +264,6 @@ Status DeviceHeap::bad_free(uint64_t address) {
               "0x%llx is not the start of a live pyalloc block on device %d: it was freed already, or is not from "
               "pyalloc",
               static_cast<unsigned long long>(address), device_);
-}
-
-Status DeviceHeap::deallocate(Space& space, uint64_t address, pyalloc_freed* freed) {
-  return space.lane() != nullptr ? space.lane()->deallocate(address, freed) : deallocate_coarse(space, address, freed);
 }
 
 void DeviceHeap::set_tag(Space& space, uint64_t address, TagId tag) {

@@ -58,13 +58,22 @@ class DeviceHeap {
   ~DeviceHeap();
 
   int device() const { return device_; }
+  bool guarded() const { return guard_; }
+  bool predicts() const { return predict_; }
   uint64_t total_bytes() const { return backing_.device_total(); }
   Counters& counters() { return counters_; }
 
   // One try. PYALLOC_OUT_OF_MEMORY when this heap cannot serve it now without waiting on the host.
   // chosen: somebody meant this pool; else what is expected to die young goes from the general pool to the workspace.
-  Status allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
-  Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed);
+  Status allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
+    Lane* lane = owned ? seen_lane(pool, stream, false).load(std::memory_order_acquire) : nullptr;
+    if (lane != nullptr && lane->serves(pool, chosen, stream, bytes)) return lane->allocate(bytes, pointer);
+    return find_and_allocate(pool, chosen, stream, owned, bytes, pointer);
+  }
+  Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed) {
+    return space.lane() != nullptr ? space.lane()->deallocate(address, freed)
+                                   : deallocate_coarse(space, address, freed);
+  }
   Status record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned);
   // Charges a block that was just handed out to the tag, until it is freed.
   void set_tag(Space& space, uint64_t address, TagId tag);
@@ -189,6 +198,7 @@ class DeviceHeap {
   void set_limit(Pool& pool, uint64_t bytes) const;
   Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
+  Status find_and_allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena);  // null: too many streams
   Status allocate_in(PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Status allocate_followed(cuda::Stream stream, bool owned, size_t bytes, void** pointer);
@@ -253,6 +263,10 @@ class DeviceHeap {
   // streams that keep their identity.
   static constexpr int kSeenLanesBits = 8;
   std::atomic<Lane*> seen_lanes_[1 << kSeenLanesBits] = {};
+  std::atomic<Lane*>& seen_lane(PoolId pool, cuda::Stream stream, bool arena) {
+    uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool + (arena ? kMostPools : 0);
+    return seen_lanes_[key * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
+  }
   RankedMutex lanes_mutex_{Rank::kMaintenance};                      // for making lanes
   std::unordered_map<uint64_t, std::vector<StreamIndex>> recorded_;  // by address, streams of record_stream
   RankedMutex pending_mutex_{Rank::kPending};                        // one round of poll_pending at a time

@@ -1,6 +1,8 @@
 // A lane's slots: blocks up to 16 KiB.
 #include "heap/lane.h"
 
+#include <algorithm>
+
 #include "heap/device_heap.h"
 
 namespace pyalloc {
@@ -13,6 +15,10 @@ Lane::Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream s
       pool_(pool),
       block_counters_(counters),
       stream_(stream),
+      serves_bytes_(arena || heap.guarded() || pool.policy.packed ? 0 : kLargestFine),
+      serves_unchosen_(pool.id == kGeneralPool && heap.predicts() ? std::min(serves_bytes_, kLargestSmall)
+                                                                  : serves_bytes_),
+      pool_id_(pool.id),
       index_(index),
       owned_(owned),
       arena_(arena),

@@ -21,6 +21,7 @@
 
 #include "facts/block_counters.h"
 #include "heap/lifetimes.h"
+#include "heap/pool.h"
 #include "heap/slab.h"
 #include "heap/space.h"
 #include "stream/stream_clocks.h"
@@ -28,7 +29,6 @@
 namespace pyalloc {
 
 class DeviceHeap;
-struct Pool;
 
 class Lane {
  public:
@@ -51,6 +51,11 @@ class Lane {
   // What its stream's blocks without a scope were like; shared with the stream's lane of the workspace pool.
   Lifetimes* lifetimes = nullptr;
   void add_escapes(std::map<uint64_t, int64_t>& sizes);
+
+  // Whether a request is one for allocate() with nothing else to decide. chosen: as for DeviceHeap::allocate.
+  bool serves(PoolId pool, bool chosen, cuda::Stream stream, size_t bytes) const {
+    return bytes <= (chosen ? serves_bytes_ : serves_unchosen_) && stream_ == stream && pool_id_ == pool;
+  }
 
   RankedMutex& mutex() { return mutex_; }
   Pool& pool() const { return pool_; }
@@ -100,6 +105,8 @@ class Lane {
   Pool& pool_;
   BlockCounters& block_counters_;
   const cuda::Stream stream_;
+  const size_t serves_bytes_, serves_unchosen_;
+  const PoolId pool_id_;
   const StreamIndex index_;
   const bool owned_, arena_;
   RankedMutex mutex_{Rank::kLane};

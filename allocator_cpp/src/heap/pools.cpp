@@ -54,8 +54,7 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
 
 Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena) {
   owned = owned || reinterpret_cast<uintptr_t>(stream) <= 2;
-  uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool.id + (arena ? kMostPools : 0);
-  std::atomic<Lane*>& seen = seen_lanes_[key * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
+  std::atomic<Lane*>& seen = seen_lane(pool.id, stream, arena);
   if (Lane* lane = seen.load(std::memory_order_acquire);
       owned && lane != nullptr && lane->stream() == stream && &lane->pool() == &pool && lane->arena() == arena)
     return lane;

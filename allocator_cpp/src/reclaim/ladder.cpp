@@ -71,10 +71,8 @@ bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const
   return false;
 }
 
-Status Ladder::allocate(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
-                        void** pointer) {
-  Status status = heap.allocate(pool, chosen, stream, owned, bytes, pointer);
-  if (status != PYALLOC_OUT_OF_MEMORY) return status;
+Status Ladder::insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                      void** pointer) {
   return climb(heap, pool, bytes, [&] { return heap.allocate(pool, chosen, stream, owned, bytes, pointer); });
 }
 

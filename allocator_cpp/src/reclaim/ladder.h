@@ -30,7 +30,10 @@ class Ladder {
   void add_observer(pyalloc_oom_fn fn, void* context);
 
   Status allocate(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
-                  void** pointer);
+                  void** pointer) {
+    Status status = heap.allocate(pool, chosen, stream, owned, bytes, pointer);
+    return status != PYALLOC_OUT_OF_MEMORY ? status : insist(heap, pool, chosen, stream, owned, bytes, pointer);
+  }
   Status prepare_lora(DeviceHeap& heap, uint64_t bytes);
 
   struct Report {
@@ -51,6 +54,9 @@ class Ladder {
     void* context;
   };
 
+  // After a try that found no memory.
+  Status insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                void** pointer);
   Status climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt);
   // Torch's or the user's. True when `again()` succeeded after one of them; `freed` sums what they said, or, of those
   // that did not say, what was live before and is not after.
