@@ -1,4 +1,4 @@
-// Alignment and bit scanning.
+// Sizes, alignment and bit scanning.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +8,9 @@ namespace pyalloc {
 constexpr size_t kKiB = size_t{1} << 10;
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kGiB = size_t{1} << 30;
+
+// What threads write at the same time lies this far apart: two cache lines, since processors fetch them in pairs.
+constexpr size_t kOwnLines = 128;
 
 constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;

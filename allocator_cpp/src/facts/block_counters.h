@@ -16,6 +16,7 @@
 #include <atomic>
 #include <deque>
 
+#include "base/bits.h"
 #include "base/ranked_mutex.h"
 #include "facts/usage.h"
 
@@ -48,7 +49,7 @@ struct History {
 
 class BlockCounters {
  public:
-  struct Lane {
+  struct alignas(kOwnLines) Lane {
     explicit Lane(RankedMutex& guard) : mutex(guard) {}
     RankedMutex& mutex;
     LaneCounters counters;

@@ -30,7 +30,7 @@ namespace pyalloc {
 
 class DeviceHeap;
 
-class Lane {
+class alignas(kOwnLines) Lane {
  public:
   Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned,
        bool arena);
