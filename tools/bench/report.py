@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import latency
-from benchlib import costs, machine, output, pages, pictures, race, targets
+from benchlib import costs, machine, output, pages, pictures, race, ratios, targets
 from benchlib.errors import BenchError
 from benchlib.pool import Pool, Task
 from benchlib.replays import PreparedTrace, Setting, replay
@@ -32,7 +32,7 @@ examples:
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("replays", "latency")
 _BESIDES = (".driver.csv.gz", ".blocks.csv.gz")
-RMM_SCALE = 0.1
+RMM_STARTS, RMM_SCALE = 2, 0.1
 
 
 def main() -> int:
@@ -40,7 +40,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="of traces")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="default: tools/bench/results")
     parser.add_argument("--only", choices=PARTS, action="append", help="may be repeated; the rest is kept as it was")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of the latency benchmark (default 5)")
+    parser.add_argument(
+        "--starts", type=int, default=latency.STARTS, metavar="N", help=f"of latency.py, default {latency.STARTS}"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="replays at once")
     parser.add_argument("--against", type=Path, metavar="FILE", help="an earlier report.json to compare with")
     args = parser.parse_args()
@@ -53,7 +55,7 @@ def main() -> int:
     parts = tuple(args.only or PARTS)
     if "latency" in parts:  # first: nothing else runs yet
         progress.milestone("time per operation")
-        report |= measure_latency(args.rounds, progress)
+        report |= measure_latency(args.starts, progress)
     if "replays" in parts:
         report |= measure_replays(trace_files(args.folder), args.jobs, progress)
     progress.done()
@@ -83,14 +85,14 @@ def trace_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def measure_latency(rounds: int, progress: output.Progress) -> dict[str, Any]:
+def measure_latency(starts: int, progress: output.Progress) -> dict[str, Any]:
     with Workers() as workers:
-        cases = ("core", "threads", "python", "enable")
-        found = latency.measure(workers, ALLOCATORS, cases, rounds, 1.0, progress)
-        grid = latency.measure(workers, ALLOCATORS, ("rmm",), 2, RMM_SCALE, progress)
-        found["ns"] |= grid["ns"]
-        held = workers.run("latency", "pyalloc", {"cases": ["metadata"], "scale": 1})
-        return {"latency": found, "metadata": held["metadata"], "machine": machine.describe(workers.facts)}
+        found = latency.measure(workers, ALLOCATORS, ("core", "threads", "python", "enable"), starts, 1.0, progress)
+        grid = latency.measure(workers, ALLOCATORS, ("rmm",), RMM_STARTS, RMM_SCALE, progress)
+        for figures in ("ns", "ratios"):
+            found[figures] |= grid[figures]
+        books = found.pop("metadata")
+        return {"latency": found, "metadata": books, "machine": machine.describe(workers.facts)}
 
 
 def measure_replays(files: Mapping[str, Path], jobs: int, progress: output.Progress) -> dict[str, Any]:
@@ -173,21 +175,19 @@ def without_samples(report: Mapping[str, Any]) -> dict[str, Any]:
     return {**report, "replays": replays} if replays else dict(report)
 
 
-def differences(report: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, float]:
-    """How far the ratios of two runs are apart, at most: memory, and time against native."""
-    found = {}
+def differences(report: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """How far the ratios of two runs are apart: memory, the most of all; time against native, of each case."""
+    found: dict[str, Any] = {}
     runs, before = report.get("replays", {}), earlier.get("replays", {})
     memory = [abs(runs[key]["ratio"] / before[key]["ratio"] - 1) for key in runs if "ratio" in before.get(key, {})]
     if memory:
         found["memory"] = round(max(memory), 4)
     if "latency" in report and "latency" in earlier:
-        apart = []
-        for case, ns in report["latency"]["ns"].items():
-            old = earlier["latency"]["ns"].get(case, {})
-            if "pyalloc" in old and not case.startswith("rmm_"):
-                now = ns["pyalloc"]["median"] / ns["native"]["median"]
-                apart.append(abs(now / (old["pyalloc"]["median"] / old["native"]["median"]) - 1))
-        found["time_ratios"] = round(max(apart), 4)
+        both = [case for case in report["latency"]["ns"] if case in earlier["latency"]["ns"]]
+        pairs = {case: [ratios.ratio(one["latency"], case) for one in (report, earlier)] for case in both}
+        found["time_ratios"] = {
+            case: round(now / before - 1, 4) for case, (now, before) in pairs.items() if now and before
+        }
     return found
 
 
@@ -202,7 +202,12 @@ def read_report(path: Path) -> dict[str, Any]:
 def as_text(result: Mapping[str, Any]) -> str:
     lines = [f"wrote {result['out']}/report.md and report.json after {result['seconds']} s"]
     lines += [f"missed: {what}: {'; '.join(missed)}" for what, missed in result.get("missed", {}).items()]
-    lines += [f"largest difference in {what}: {value:.2%}" for what, value in result.get("differences", {}).items()]
+    apart = result.get("differences", {})
+    if "memory" in apart:
+        lines.append(f"memory: ratios at most {apart['memory']:.2%} from the other run's")
+    if "time_ratios" in apart:
+        worst = sorted(apart["time_ratios"].items(), key=lambda item: -abs(item[1]))
+        lines.append("time: ratios from the other run's, " + ", ".join(f"{case} {value:+.1%}" for case, value in worst))
     return "\n".join(lines)
 
 

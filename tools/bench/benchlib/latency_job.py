@@ -1,49 +1,47 @@
-"""In a job's process: times one allocator, cases in a fixed order so that "fresh" and "after churn" mean something."""
+"""In a job's process: what one allocator does, timed in short passes that are asked for one by one (turns.py).
+
+A case is a generator: up to its first pass it prepares, each further step is one pass. Passes of all allocators do the
+same work: the same sizes, drawn in the same order. A single thread's passes are measured in its processor time, which
+other programs do not add to. What threads do at once is measured in wall time, in many short heats, of which those
+count in which every thread had a core.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from . import allocator_setup
 from .errors import BenchError
 
 PAIR_BYTES = 4000
+PAIRS = 50000  # a pass: some tens of milliseconds of torch's native allocator
+REPLACEMENTS = 50000  # and at least twice the live blocks, so that a pass finds its memory in the caches as it left it
+EMPTIES = 20000
 THREAD_LIVE = 1000
+HEATS, HEAT_REPLACEMENTS = 40, 500
+MOST_TRIES, ENOUGH_HEATS, UNDISTURBED = 2, 5, 0.1
+PEAK_REPLACEMENTS = 20000
 METADATA_LIVE = 100000
 
-
-def run(allocator: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
-    """options: cases ("core", "rmm", "threads", "python", "metadata"), scale (1: full length), live, threads, rmm.
-
-    Answers nanoseconds by case, with "threads" `exact_peaks`, with "metadata" (pyalloc alone) what its books take.
-    """
-    allocator_setup.prepare_device(None, "immediate")
-    allocator_setup.choose(allocator, options.get("enable", {}))
-    native = _Native(library)
-    scale = float(options["scale"])
-    cases: dict[str, Callable[[], dict[str, float]]] = {
-        "core": lambda: _core(native, scale, options["live"]),
-        "rmm": lambda: _rmm(native, scale, options["rmm"]),
-        "threads": lambda: _threads(native, scale, options["threads"]),
-        "python": lambda: _python(scale),
-        "metadata": dict,  # below
-    }
-    answer: dict[str, Any] = {"ns": {}}
-    for case in options["cases"]:
-        answer["ns"] |= cases[case]()
-        if case == "threads":
-            answer["exact_peaks"] = {
-                str(n): native.peaks(n, THREAD_LIVE, int(20000 * scale)) for n in options["threads"]
-            }
-        if case == "metadata":
-            answer["metadata"] = _metadata(native)
-    return answer
+Pass = dict[str, float]  # nanoseconds by name; not a number: it could not be measured now
 
 
-class _Native:
+@dataclass(frozen=True)
+class Heat:
+    """Of threads at once: nanoseconds of wall time an operation, and the share of time without a core."""
+
+    wall: float
+    waited: float
+
+
+class Native:
     """native/latency.h."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -62,53 +60,127 @@ class _Native:
     def pair(self, size: int, pairs: int) -> float:
         return self._call("bench_pair", ctypes.c_uint64(size), ctypes.c_uint64(pairs))
 
-    def random(self, live: int, replacements: int) -> float:
-        return self._call("bench_random", ctypes.c_uint64(live), ctypes.c_uint64(replacements), ctypes.c_uint64(1))
+    def fill(self, live: int) -> None:
+        self._check(self._library.bench_fill(ctypes.c_uint64(live), ctypes.c_uint64(1)))
 
-    def hold(self, live: int) -> None:
-        self._check(self._library.bench_hold(ctypes.c_uint64(live), ctypes.c_uint64(1)))
+    def replace(self, replacements: int) -> float:
+        return self._call("bench_replace", ctypes.c_uint64(replacements))
+
+    def clear(self) -> None:
+        self._check(self._library.bench_clear())
 
     def rmm(self, count: int, max_mib: int) -> float:
-        ns, operations = ctypes.c_double(0), ctypes.c_uint64(0)
-        arguments = (ctypes.c_uint64(count), ctypes.c_uint64(max_mib), ctypes.byref(ns), ctypes.byref(operations))
-        self._check(self._library.bench_rmm(*arguments))
-        return ns.value
+        return self._call("bench_rmm", ctypes.c_uint64(count), ctypes.c_uint64(max_mib))
 
-    def threads(self, threads: int, live: int, replacements: int) -> float:
-        arguments = (ctypes.c_uint32(threads), ctypes.c_uint64(live), ctypes.c_uint64(replacements))
-        return self._call("bench_threads", *arguments)
+    def threads(self, threads: int, live: int, replacements: int, heats: int) -> list[Heat]:
+        columns = [(ctypes.c_double * heats)() for _ in range(2)]
+        arguments = ctypes.c_uint32(threads), ctypes.c_uint64(live), ctypes.c_uint64(replacements)
+        self._check(self._library.bench_threads(*arguments, ctypes.c_uint32(heats), *columns))
+        return [Heat(*row) for row in zip(*columns, strict=True)]
 
     def peaks(self, threads: int, live: int, replacements: int) -> bool:
         exact = ctypes.c_int32(0)
-        arguments = (ctypes.c_uint32(threads), ctypes.c_uint64(live), ctypes.c_uint64(max(1, replacements)))
+        arguments = (ctypes.c_uint32(threads), ctypes.c_uint64(live), ctypes.c_uint64(replacements))
         self._check(self._library.bench_peaks(*arguments, ctypes.byref(exact)))
         return exact.value == 1
 
 
-def _core(native: _Native, scale: float, live: list[int]) -> dict[str, float]:
-    pairs, replacements = max(1000, int(1e6 * scale)), max(1000, int(5e5 * scale))
-    found = {"pair_fresh": native.pair(PAIR_BYTES, pairs)}
-    for count in live:
-        found[f"random_{count}"] = native.random(count, replacements)
-    found["pair_churned"] = native.pair(PAIR_BYTES, pairs)
-    return found
+def start(case: str, native: Native, scale: float) -> Iterator[Pass]:
+    """The passes of a case: pair_<when>, random_<live>, rmm_<count>x<MiB>, threads_<n>_<n>..., torch_empty.
+
+    `scale` shortens or lengthens each pass. Raises BenchError for a case that does not exist.
+    """
+    kind, _, detail = case.partition("_")
+    if kind == "pair":
+        return _pair(native, case, _length(PAIRS, scale))
+    if kind == "random":
+        return _random(native, int(detail), _length(max(REPLACEMENTS, 2 * int(detail)), scale))
+    if kind == "rmm":
+        count, mib = map(int, detail.split("x"))
+        return _rmm(native, case, max(min(count, 1000), int(count * scale)), mib)
+    if kind == "threads":
+        return _threads(native, [int(number) for number in detail.split("_")], _length(HEAT_REPLACEMENTS, scale))
+    if case == "torch_empty":
+        return _torch_empty(_length(EMPTIES, scale))
+    raise BenchError(f"case {case!r} is unknown")
 
 
-def _rmm(native: _Native, scale: float, grid: list[tuple[int, int]]) -> dict[str, float]:
-    return {f"rmm_{count}x{mib}": native.rmm(max(min(count, 1000), int(count * scale)), mib) for count, mib in grid}
+def _length(full: int, scale: float) -> int:
+    return max(100, int(full * scale))
 
 
-def _threads(native: _Native, scale: float, threads: list[int]) -> dict[str, float]:
-    return {f"threads_{n}": native.threads(n, THREAD_LIVE, max(1000, int(4e5 * scale))) for n in threads}
+def _pair(native: Native, case: str, pairs: int) -> Iterator[Pass]:
+    while True:
+        yield {case: native.pair(PAIR_BYTES, pairs)}
 
 
-def _metadata(native: _Native) -> dict[str, float]:
+def _random(native: Native, live: int, replacements: int) -> Iterator[Pass]:
+    native.fill(live)
+    native.replace(replacements)  # no longer as filled
+    try:
+        while True:
+            yield {f"random_{live}": native.replace(replacements)}
+    finally:
+        native.clear()
+
+
+def _rmm(native: Native, case: str, count: int, mib: int) -> Iterator[Pass]:
+    while True:
+        yield {case: native.rmm(count, mib)}
+
+
+def _threads(native: Native, numbers: list[int], replacements: int) -> Iterator[Pass]:
+    while True:
+        yield {f"threads_{number}": _undisturbed(native, number, replacements) for number in numbers}
+
+
+def _undisturbed(native: Native, threads: int, replacements: int) -> float:
+    """The median of the heats in which threads were without a core for at most a tenth of the time, all together; not a
+    number when the machine was too busy for a few. More threads than cores are always without: there it is of all.
+    """
+    heats: list[Heat] = []
+    for _ in range(MOST_TRIES):
+        heats += native.threads(threads, THREAD_LIVE, replacements, HEATS)
+        good = [heat.wall for heat in heats if heat.waited <= UNDISTURBED or threads > cores()]
+        if len(good) >= ENOUGH_HEATS:
+            return statistics.median(good)
+    return math.nan
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _torch_empty(count: int) -> Iterator[Pass]:
+    import torch
+
+    empty, dtype, device = torch.empty, torch.uint8, torch.device("cuda", 0)
+    while True:
+        started = time.thread_time_ns()
+        for _ in range(count):
+            empty(PAIR_BYTES, dtype=dtype, device=device)
+        yield {"torch_empty": (time.thread_time_ns() - started) / count}
+
+
+def run(allocator: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
+    """What is not timed. options: threads (numbers of them). Answers `exact_peaks` by number of threads, and for
+    pyalloc `metadata`, what its books take.
+    """
+    allocator_setup.prepare_device(None, "immediate")
+    allocator_setup.choose(allocator, {})
+    native = Native(library)
+    peaks = {str(number): native.peaks(number, THREAD_LIVE, PEAK_REPLACEMENTS) for number in options["threads"]}
+    return {"exact_peaks": peaks, "metadata": _metadata(native) if allocator == "pyalloc" else None}
+
+
+def _metadata(native: Native) -> dict[str, float]:
     """What 100,000 blocks add to pyalloc's own books."""
     import torch
 
-    native.hold(1)
+    native.fill(1)
+    native.clear()
     before = allocator_setup.pyalloc_counters()["metadata_bytes"]
-    native.hold(METADATA_LIVE)
+    native.fill(METADATA_LIVE)
     after = allocator_setup.pyalloc_counters()["metadata_bytes"]
     total = torch.cuda.get_device_properties(0).total_memory
     return {
@@ -117,16 +189,3 @@ def _metadata(native: _Native) -> dict[str, float]:
         "bytes_per_block": (after - before) / METADATA_LIVE,
         "share_of_device": after / total,
     }
-
-
-def _python(scale: float) -> dict[str, float]:
-    import torch
-
-    count = max(1000, int(2e5 * scale))
-    empty, dtype, device = torch.empty, torch.uint8, torch.device("cuda", 0)
-    for _ in range(1000):
-        empty(PAIR_BYTES, dtype=dtype, device=device)
-    started = time.perf_counter()
-    for _ in range(count):
-        empty(PAIR_BYTES, dtype=dtype, device=device)
-    return {"torch_empty": (time.perf_counter() - started) / count * 1e9}

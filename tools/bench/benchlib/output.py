@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +64,14 @@ def cell_text(cell: object) -> str:
     if isinstance(cell, int):
         return f"{cell:,}"
     return str(cell)
+
+
+def spread_text(figures: Mapping[str, Any] | None, form: str) -> str:
+    """Median (low to high), each in `form`; "-" for what was not measured."""
+    if figures is None or figures["median"] is None:
+        return "-"
+    median, low, high = (form.format(figures[name]) for name in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
 
 
 def parser(description: str, examples: str) -> argparse.ArgumentParser:

@@ -7,7 +7,8 @@ from typing import Any
 
 from . import costs, machine, targets
 from .capacity import show
-from .output import markdown
+from .output import markdown, spread_text
+from .ratios import ratio
 from .workers import ALLOCATORS
 
 Report = Mapping[str, Any]
@@ -18,8 +19,8 @@ LATENCY_ROWS = (
     ("random_10000", "random log-normal, 10,000 live"),
     ("random_100000", "random log-normal, 100,000 live"),
     ("threads_1", "random, 1 thread"),
-    ("threads_2", "random, 2 threads, a stream each (wall time / operations)"),
-    ("threads_4", "random, 4 threads"),
+    ("threads_2", "random, 2 threads, a stream and a core each (wall time / operations)"),
+    ("threads_4", "random, 4 threads (more than cores: how they share them moves it, so no ratio)"),
     ("torch_empty", "`torch.empty` + free from Python"),
 )
 
@@ -60,8 +61,8 @@ def readme(report: Report) -> str:
     times = []
     for case, words in LATENCY_ROWS:
         found = report["latency"]["ns"][case]
-        medians: list[object] = [f"{found[one]['median']:,.0f}" for one in order]
-        times.append([words, *medians, f"{found['pyalloc']['median'] / found['native']['median']:.2f}"])
+        medians: list[object] = [_number(found[one]["median"], "{:,.0f}") for one in order]
+        times.append([words, *medians, _number(ratio(report["latency"], case), "{:.3f}")])
     return "\n\n".join(
         [
             markdown(header, rows),
@@ -162,11 +163,21 @@ def latency(report: Report) -> str:
         found = ns[case]
         row: list[object] = [words]
         for allocator in ALLOCATORS:
-            one = found[allocator]
-            row.append(f"{one['median']:,.0f} ({one['low']:,.0f} to {one['high']:,.0f})")
-        rows.append([*row, f"{found['pyalloc']['median'] / found['native']['median']:.3f}"])
-    text = "One free and one allocation through c10's interface; of the RMM grid, one operation."
+            row.append(spread_text(found[allocator], "{:,.0f}"))
+        known = report["latency"].get("ratios", {}).get(case, {}).get("native")
+        rows.append(
+            [*row, spread_text(known, "{:.3f}") if known else _number(ratio(report["latency"], case), "{:.3f}")]
+        )
+    text = "One free and one allocation through c10's interface; of the RMM grid, one operation. The allocators take "
+    text += (
+        "turns in short passes, each in a process that stays alive; a ratio is the median of those of the turns, with "
+    )
+    text += "its 95 % interval. Processor time, but of threads: wall time while each had a core of its own."
     return f"{text}\n\n{markdown(header, rows)}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def _grid_order(case: str) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The server process of workers.py: reads a job a line from stdin, answers a line of JSON each, in the same order.
 
-Jobs: each is a module of its name, such as replay_job.py. Standard output belongs to the
+Jobs: each is a module of its name, such as replay_job.py, or turns.py. Standard output belongs to the
 answers, so everything else that is printed goes to standard error.
 """
 
@@ -20,12 +20,13 @@ from typing import Any
 if __name__ == "__main__":  # run as a file: its folder is on the path, the package above it is not
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchlib import image_job, latency_job, lora_job, native_build, packing_job, replay_job
+from benchlib import image_job, latency_job, lora_job, native_build, packing_job, replay_job, turns
 from benchlib.errors import BenchError
 
 JOBS = {
     "replay": replay_job.run,
     "latency": latency_job.run,
+    "turns": turns.run,
     "packing": packing_job.run,
     "images": image_job.run,
     "lora": lora_job.run,

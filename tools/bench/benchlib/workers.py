@@ -23,6 +23,7 @@ from pyalloc.simgpu import Settings, environment
 from .errors import BenchError
 
 ALLOCATORS = ("pyalloc", "native", "expandable")
+ALL = "all allocators"  # of a job whose options name them
 _WORKER = Path(__file__).with_name("worker.py")
 _START_SECONDS = 600  # the first start compiles
 
@@ -49,7 +50,7 @@ class Workers:
         """The result of one job (jobs: worker.py) on one allocator. Raises BenchError when it fails, crashes or takes
         longer.
         """
-        if allocator not in ALLOCATORS:
+        if allocator not in (*ALLOCATORS, ALL):
             raise BenchError(f"allocator {allocator!r} is unknown; expected {', '.join(ALLOCATORS)}")
         job = {"kind": kind, "allocator": allocator, "options": dict(options), "seconds": seconds}
         assert self._process.stdin is not None

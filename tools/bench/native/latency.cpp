@@ -1,9 +1,18 @@
 // Sizes and indices are drawn before the clock starts, so that a loop holds the allocator's calls and two array reads.
+//
+// What one thread does is measured in its own processor time, which other programs on the machine do not add to; what
+// several threads do together, where waiting for each other is the point, in wall time.
 #include "latency.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
+#include <cstdio>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -30,11 +39,39 @@ int guarded(F run) {
   return -1;
 }
 
+double now_ns(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
+}
+
+// How long the thread that made it was ready to run and had no core.
+class Waiting {
+ public:
+  Waiting() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {
+    TORCH_CHECK(file_ >= 0, "/proc/thread-self/schedstat cannot be read; expected a kernel with scheduler statistics");
+  }
+  ~Waiting() { close(file_); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+  double ns() const {
+    char text[128];
+    ssize_t length = pread(file_, text, sizeof text - 1, 0);
+    text[std::max<ssize_t>(length, 0)] = 0;
+    unsigned long long ran = 0, waited = 0;
+    TORCH_CHECK(std::sscanf(text, "%llu %llu", &ran, &waited) == 2, "/proc/thread-self/schedstat says '", text, "'");
+    return static_cast<double>(waited);
+  }
+
+ private:
+  int file_;
+};
+
 template <typename F>
-double time_ns(F run) {
-  auto started = std::chrono::steady_clock::now();
+double time_ns(clockid_t clock, F run) {
+  double started = now_ns(clock);
   run();
-  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - started).count();
+  return now_ns(clock) - started;
 }
 
 // Sizes of a log-normal law, 1 byte to 1 MiB: median 13 KiB, a long tail.
@@ -52,19 +89,22 @@ class Sizes {
 // Live blocks of one stream, and the replacements to be made among them.
 class Churn {
  public:
-  Churn(uint64_t live, uint64_t replacements, uint64_t seed, cudaStream_t stream)
-      : stream_(stream), blocks_(live), initial_(live), sizes_(replacements), victims_(replacements) {
-    TORCH_CHECK(live > 0 && replacements > 0, live, " live blocks and ", replacements,
-                " replacements; expected at least one of each");
-    Sizes sizes(seed);
-    for (uint64_t& size : initial_) size = sizes.size();
-    for (uint64_t i = 0; i < replacements; ++i) {
-      sizes_[i] = sizes.size();
-      victims_[i] = static_cast<uint32_t>(sizes.below(live));
-    }
+  Churn(uint64_t live, uint64_t seed, cudaStream_t stream)
+      : stream_(stream), law_(seed), blocks_(live), initial_(live) {
+    TORCH_CHECK(live > 0, "0 live blocks; expected at least one");
+    for (uint64_t& size : initial_) size = law_.size();
   }
   void fill() {
     for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i] = cca::raw_alloc_with_stream(initial_[i], stream_);
+  }
+  // What replace() will do next.
+  void draw(uint64_t replacements) {
+    sizes_.resize(replacements);
+    victims_.resize(replacements);
+    for (uint64_t i = 0; i < replacements; ++i) {
+      sizes_[i] = law_.size();
+      victims_[i] = static_cast<uint32_t>(law_.below(blocks_.size()));
+    }
   }
   void replace() {
     for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -88,15 +128,29 @@ class Churn {
 
  private:
   cudaStream_t stream_;
+  Sizes law_;
   std::vector<void*> blocks_;
   std::vector<uint64_t> initial_, sizes_;
   std::vector<uint32_t> victims_;
 };
 
-// Threads meet here; the last one to come lets all go.
+std::optional<Churn> churn;  // of bench_fill
+
+std::vector<int> own_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  TORCH_CHECK(sched_getaffinity(0, sizeof set, &set) == 0, "the cores of this process cannot be asked for");
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
+}
+
+// Threads meet here; the last one to come lets all go. Where there is a core for each they keep it while they wait, so
+// that they start together.
 class Gate {
  public:
-  explicit Gate(uint32_t threads) : threads_(threads) {}
+  explicit Gate(uint32_t threads) : threads_(threads), crowded_(threads > own_cores().size()) {}
   void pass() {
     uint32_t round = round_.load();
     if (arrived_.fetch_add(1) + 1 == threads_) {
@@ -104,22 +158,35 @@ class Gate {
       ++round_;
       return;
     }
-    while (round_.load() == round) std::this_thread::yield();
+    while (round_.load() == round) {
+      if (crowded_) std::this_thread::yield();
+    }
   }
 
  private:
   const uint32_t threads_;
+  const bool crowded_;
   std::atomic<uint32_t> arrived_{0}, round_{0};
 };
 
-// Runs work(thread, stream) in `threads` threads, each with a stream of torch's pool as its current one.
+// Runs work(thread, stream) in `threads` threads, each with a stream of torch's pool as its current one: the same
+// streams at every call. Each keeps to a core of its own where there are enough, since the kernel may take long to see
+// that two of them share one.
 template <typename F>
 void in_threads(uint32_t threads, F work) {
-  std::vector<c10::cuda::CUDAStream> streams = make_streams(threads + 1);
+  static const std::vector<c10::cuda::CUDAStream> streams = make_streams(kPoolStreams + 1);
+  TORCH_CHECK(threads < streams.size(), threads, " threads; expected at most ", kPoolStreams);
+  const std::vector<int> cores = own_cores();
   std::vector<std::thread> running;
   std::vector<std::string> errors(threads);
   for (uint32_t t = 0; t < threads; ++t) {
     running.emplace_back([&, t] {
+      if (threads <= cores.size()) {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cores[t], &own);
+        sched_setaffinity(0, sizeof own, &own);  // refused: it runs where it is put
+      }
       c10::cuda::setCurrentCUDAStream(streams[t + 1]);
       if (guarded([&] { work(t, streams[t + 1].stream()); }) != 0) errors[t] = last_error;
     });
@@ -128,7 +195,7 @@ void in_threads(uint32_t threads, F work) {
   for (const std::string& error : errors) TORCH_CHECK(error.empty(), error);
 }
 
-double random_allocations(uint64_t count, uint64_t max_bytes, uint64_t* operations) {
+double random_allocations(uint64_t count, uint64_t max_bytes) {
   constexpr uint64_t kMostLive = 16000 * kMiB;
   constexpr int kAllocatePercent = 73;
   struct Operation {
@@ -159,8 +226,7 @@ double random_allocations(uint64_t count, uint64_t max_bytes, uint64_t* operatio
     }
   }
   std::vector<void*> blocks(allocated);
-  *operations = plan.size();
-  double ns = time_ns([&] {
+  double ns = time_ns(CLOCK_THREAD_CPUTIME_ID, [&] {
     for (const Operation& operation : plan) {
       void*& block = blocks[operation.slot];
       if (operation.bytes != 0) {
@@ -185,49 +251,75 @@ BENCH_API const char* bench_error(void) { return last_error.c_str(); }
 
 BENCH_API int bench_pair(uint64_t bytes, uint64_t pairs, double* ns) {
   return guarded([&] {
-    *ns = time_ns([&] {
+    *ns = time_ns(CLOCK_THREAD_CPUTIME_ID, [&] {
       for (uint64_t i = 0; i < pairs; ++i) cca::raw_delete(cca::raw_alloc_with_stream(bytes, nullptr));
     });
     *ns /= static_cast<double>(pairs);
   });
 }
 
-BENCH_API int bench_random(uint64_t live, uint64_t replacements, uint64_t seed, double* ns) {
+BENCH_API int bench_fill(uint64_t live, uint64_t seed) {
   return guarded([&] {
-    Churn churn(live, replacements, seed, nullptr);
-    churn.fill();
-    *ns = time_ns([&] { churn.replace(); }) / static_cast<double>(replacements);
-    churn.clear();
+    TORCH_CHECK(!churn.has_value(), "blocks are live already; expected bench_clear first");
+    churn.emplace(live, seed, nullptr);
+    churn->fill();
   });
 }
 
-BENCH_API int bench_hold(uint64_t live, uint64_t seed) {
-  return guarded([&] { Churn(live, 1, seed, nullptr).fill(); });
-}
-
-BENCH_API int bench_rmm(uint64_t count, uint64_t max_mib, double* ns, uint64_t* operations) {
-  return guarded([&] { *ns = random_allocations(count, max_mib * kMiB, operations); });
-}
-
-BENCH_API int bench_threads(uint32_t threads, uint64_t live, uint64_t replacements, double* ns) {
+BENCH_API int bench_replace(uint64_t replacements, double* ns) {
   return guarded([&] {
+    TORCH_CHECK(churn.has_value() && replacements > 0, replacements,
+                " replacements; expected at least one, after bench_fill");
+    churn->draw(replacements);
+    *ns = time_ns(CLOCK_THREAD_CPUTIME_ID, [&] { churn->replace(); }) / static_cast<double>(replacements);
+  });
+}
+
+BENCH_API int bench_clear(void) {
+  return guarded([&] {
+    if (churn.has_value()) churn->clear();
+    churn.reset();
+  });
+}
+
+BENCH_API int bench_rmm(uint64_t count, uint64_t max_mib, double* ns) {
+  return guarded([&] { *ns = random_allocations(count, max_mib * kMiB); });
+}
+
+BENCH_API int bench_threads(uint32_t threads, uint64_t live, uint64_t replacements, uint32_t heats, double* wall,
+                            double* waited) {
+  return guarded([&] {
+    struct Share {
+      double started, ended, waited;
+    };
+    std::vector<Share> shares(threads);
     Gate gate(threads);
-    std::atomic<double> wall{0};
     in_threads(threads, [&](uint32_t thread, cudaStream_t stream) {
-      Churn churn(live, replacements, thread + 1, stream);
-      churn.fill();
-      churn.replace();  // warm: memory and metadata are there
-      churn.clear();
-      churn.fill();
-      gate.pass();
-      double own = time_ns([&] {
-        churn.replace();
+      Waiting waiting;
+      Churn own(live, thread + 1, stream);
+      own.fill();
+      for (uint32_t heat = 0; heat < heats; ++heat) {
+        own.draw(replacements);
         gate.pass();
-      });
-      if (thread == 0) wall = own;
-      churn.clear();
+        double before = waiting.ns(), started = now_ns(CLOCK_MONOTONIC);
+        own.replace();
+        double ended = now_ns(CLOCK_MONOTONIC);
+        shares[thread] = {started, ended, waiting.ns() - before};
+        gate.pass();
+        if (thread == 0) {
+          double first = started, last = ended, lost = 0;
+          for (const Share& share : shares) {
+            first = std::min(first, share.started);
+            last = std::max(last, share.ended);
+          }
+          for (const Share& share : shares) lost += share.started - first + share.waited;  // starting late is waiting
+          wall[heat] = (last - first) / static_cast<double>(threads * replacements);
+          waited[heat] = lost / (last - first);
+        }
+        gate.pass();
+      }
+      own.clear();
     });
-    *ns = wall / static_cast<double>(threads * replacements);
   });
 }
 
@@ -239,13 +331,14 @@ BENCH_API int bench_peaks(uint32_t threads, uint64_t live, uint64_t replacements
     Gate gate(threads);
     std::atomic<uint64_t> held{0};
     in_threads(threads, [&](uint32_t thread, cudaStream_t stream) {
-      Churn churn(live, replacements, thread + 1, stream);
-      churn.keep_sizes();
-      held += churn.initial_bytes();
-      churn.fill();
+      Churn own(live, thread + 1, stream);
+      own.draw(replacements);
+      own.keep_sizes();
+      held += own.initial_bytes();
+      own.fill();
       gate.pass();
-      churn.replace();
-      churn.clear();
+      own.replace();
+      own.clear();
     });
     stats = cca::getDeviceStats(0);
     *exact = stats.allocation[0].peak == blocks + static_cast<int64_t>(threads * live) &&
