@@ -3,7 +3,7 @@
 
 Each allocator has a process that stays alive, and they take turns: a round is one short pass of each. A ratio is the
 median of the rounds' ratios, with its 95 % interval; rounds go on until that is narrow, or the time is up. All of it
-is done several times from fresh processes. Passes of one thread are measured in its processor time, those of several
+is done several times from fresh processes. Passes of one thread are measured in processor time, those of several
 threads in wall time while each has a core. A pair or a replacement is one free and one allocation.
 """
 
@@ -41,7 +41,7 @@ ROUNDS, SECONDS, WIDTH = (
     3,
     0.04,
 )  # at least, at most for a case and start, and how narrow a ratio's interval is wanted
-RMM_ROUNDS, RMM_SECONDS = 3, 0.5
+RMM_ROUNDS, RMM_SECONDS = 2, 0.3
 ENABLES = 5
 WORDS = {
     "pair_fresh": "same size, fresh process",

@@ -32,7 +32,7 @@ examples:
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("replays", "latency")
 _BESIDES = (".driver.csv.gz", ".blocks.csv.gz")
-RMM_STARTS, RMM_SCALE = 2, 0.1
+RMM_STARTS, RMM_SCALE = 4, 0.1
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
 """In a job's process: what one allocator does, timed in short passes that are asked for one by one (turns.py).
 
 A case is a generator: up to its first pass it prepares, each further step is one pass. Passes of all allocators do the
-same work: the same sizes, drawn in the same order. A single thread's passes are measured in its processor time, which
-other programs do not add to. What threads do at once is measured in wall time, in many short heats, of which those
-count in which every thread had a core.
+same work: the same sizes, drawn in the same order. Passes of one thread are measured in processor time, to which other
+programs do not add. What threads do at once is measured in wall time, in many short heats, of which those count in
+which every thread had a core.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def _torch_empty(count: int) -> Iterator[Pass]:
 
     empty, dtype, device = torch.empty, torch.uint8, torch.device("cuda", 0)
     while True:
-        started = time.thread_time_ns()
+        started = time.process_time_ns()
         for _ in range(count):
             empty(PAIR_BYTES, dtype=dtype, device=device)
-        yield {"torch_empty": (time.thread_time_ns() - started) / count}
+        yield {"torch_empty": (time.process_time_ns() - started) / count}
 
 
 def run(allocator: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
