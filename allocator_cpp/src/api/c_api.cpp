@@ -98,7 +98,8 @@ pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags,
     *pointer = nullptr;
     return kOk;
   }
-  status = registry.ladder().allocate(*heap, current_pool(), pool_chosen(), stream_of(stream),
+  const CurrentPool pool = current_pool();
+  status = registry.ladder().allocate(*heap, pool.id, pool.chosen, stream_of(stream),
                                       (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
   if (TagId tag = current_tag(); tag != kNoTag && status == kOk)
     if (Space* space = find_space(address_of(*pointer)); space != nullptr && space->contains(address_of(*pointer)))

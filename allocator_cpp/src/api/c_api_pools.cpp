@@ -78,7 +78,7 @@ pyalloc_status pyalloc_lora_prepare(int device, uint64_t bytes) {
   return heap == nullptr ? status : registry.ladder().prepare_lora(*heap, bytes);
 }
 
-int pyalloc_current_pool(void) { return current_pool(); }
+int pyalloc_current_pool(void) { return current_pool().id; }
 
 pyalloc_status pyalloc_get_pool_stats(int device, int pool, pyalloc_pool_stats* stats) {
   if (stats == nullptr || stats->size < sizeof(pyalloc_pool_stats))

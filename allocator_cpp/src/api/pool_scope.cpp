@@ -10,30 +10,22 @@ namespace {
 
 constexpr size_t kDeepest = 1000;  // scopes; more are pushes that nobody pops
 
-struct Scope {
-  PoolId pool;
-  bool users;
-};
-
-// The current pool stands apart from the stack: it is read at every allocation.
-thread_local PoolId current = kGeneralPool;
-thread_local bool current_is_users = false;
-thread_local std::vector<Scope> outer;
+// The current pool stands apart from the stack, and needs no constructor: it is read at every allocation.
+thread_local CurrentPool current{kGeneralPool, false, false};
+thread_local std::vector<CurrentPool> outer;
 
 void enter(PoolId pool, bool users) {
-  outer.push_back({current, current_is_users});
-  current = pool;
-  current_is_users = users;
+  outer.push_back(current);
+  current = {pool, users, true};
 }
 
 }  // namespace
 
-PoolId current_pool() { return current; }
-
-bool pool_chosen() { return !outer.empty(); }
+CurrentPool current_pool() { return current; }
 
 bool in_scope_of(PoolId pool) {
-  return current == pool || std::any_of(outer.begin(), outer.end(), [pool](Scope one) { return one.pool == pool; });
+  return current.id == pool ||
+         std::any_of(outer.begin(), outer.end(), [pool](CurrentPool one) { return one.id == pool; });
 }
 
 Status push_pool(int id) {
@@ -47,8 +39,8 @@ Status push_pool(int id) {
 }
 
 bool suggest_pool(int id) {
-  if (id == PYALLOC_POOL_WEIGHTS && current == PYALLOC_POOL_LORA) return false;
-  if (current_is_users || id < 0 || id >= pool_count() || outer.size() >= kDeepest) return false;
+  if (id == PYALLOC_POOL_WEIGHTS && current.id == PYALLOC_POOL_LORA) return false;
+  if (current.users || id < 0 || id >= pool_count() || outer.size() >= kDeepest) return false;
   enter(static_cast<PoolId>(id), false);
   return true;
 }
@@ -57,13 +49,12 @@ Status pop_pool(int id) {
   if (outer.empty())
     return fail(PYALLOC_WRONG_STATE,
                 "no pool scope is open on this thread; leave a scope on the thread that entered it");
-  if (id != current)
+  if (id != current.id)
     return fail(PYALLOC_WRONG_STATE,
                 "pool '%s' cannot be left: '%s' was entered last on this thread; leave scopes in the opposite order, "
                 "on the thread that entered them",
-                id >= 0 && id < pool_count() ? pool_name(static_cast<PoolId>(id)) : "?", pool_name(current));
-  current = outer.back().pool;
-  current_is_users = outer.back().users;
+                id >= 0 && id < pool_count() ? pool_name(static_cast<PoolId>(id)) : "?", pool_name(current.id));
+  current = outer.back();
   outer.pop_back();
   return kOk;
 }

@@ -6,9 +6,12 @@
 
 namespace pyalloc {
 
-PoolId current_pool();
-// Whether a scope of this thread says so; else it is the general pool for want of one.
-bool pool_chosen();
+struct CurrentPool {
+  PoolId id;
+  bool users;   // the scope is the user's
+  bool chosen;  // a scope says so; else it is the general pool for want of one
+};
+CurrentPool current_pool();
 // Whether any open scope of this thread is the pool's.
 bool in_scope_of(PoolId pool);
 Status push_pool(int id);
