@@ -23,8 +23,8 @@ class PoolStats(Fragmentation):
     requested: asked for by its live blocks; requested_total: by all blocks it ever handed out; allocated: the live
     ones, rounded as allocated; used: the 2 MiB granules those touch, and the reserve; reserved: its mapped granules,
     the idle ones, which any pool may take, included; limit: most that may be used, None without one; peak: most that
-    was used at once; largest_free: the longest free mapped run; largest_remapped: the largest request that its free mapped
-    memory could serve, moved together; reserve: kept mapped for its blocks alone (lora), a part of used.
+    was used at once; largest_free: the longest free mapped run; largest_remapped: the largest request that its free
+    mapped memory could serve, moved together; reserve: kept mapped for its blocks alone (lora), a part of used.
     """
 
     name: str
