@@ -3,9 +3,8 @@
 #include <string>
 
 #include "api/json_text.h"
-#include "api/pool_scope.h"
 #include "api/registry.h"
-#include "api/tag_scope.h"
+#include "api/thread_scope.h"
 #include "driver/driver.h"
 #include "heap/address_map.h"
 #include "heap/pool_names.h"
@@ -98,10 +97,10 @@ pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags,
     *pointer = nullptr;
     return kOk;
   }
-  const CurrentPool pool = current_pool();
-  status = registry.ladder().allocate(*heap, pool.id, pool.chosen, stream_of(stream),
+  const ThreadScope& scope = thread_scope();
+  status = registry.ladder().allocate(*heap, scope.pool, scope.chosen, stream_of(stream),
                                       (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
-  if (TagId tag = current_tag(); tag != kNoTag && status == kOk)
+  if (TagId tag = scope.tag; tag != kNoTag && status == kOk)
     if (Space* space = find_space(address_of(*pointer)); space != nullptr && space->contains(address_of(*pointer)))
       heap->set_tag(*space, address_of(*pointer), tag);
   return status;

@@ -7,6 +7,7 @@
 #include "api/json_text.h"
 #include "api/pool_scope.h"
 #include "api/registry.h"
+#include "api/thread_scope.h"
 #include "heap/pool_names.h"
 
 using namespace pyalloc;
@@ -78,7 +79,7 @@ pyalloc_status pyalloc_lora_prepare(int device, uint64_t bytes) {
   return heap == nullptr ? status : registry.ladder().prepare_lora(*heap, bytes);
 }
 
-int pyalloc_current_pool(void) { return current_pool().id; }
+int pyalloc_current_pool(void) { return thread_scope().pool; }
 
 pyalloc_status pyalloc_get_pool_stats(int device, int pool, pyalloc_pool_stats* stats) {
   if (stats == nullptr || stats->size < sizeof(pyalloc_pool_stats))

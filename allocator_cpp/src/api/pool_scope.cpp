@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "api/thread_scope.h"
 #include "heap/pool_names.h"
 
 namespace pyalloc {
@@ -10,22 +11,25 @@ namespace {
 
 constexpr size_t kDeepest = 1000;  // scopes; more are pushes that nobody pops
 
-// The current pool stands apart from the stack, and needs no constructor: it is read at every allocation.
-thread_local CurrentPool current{kGeneralPool, false, false};
-thread_local std::vector<CurrentPool> outer;
+struct Outer {
+  PoolId pool;
+  bool users, chosen;
+};
+thread_local std::vector<Outer> outer;
 
 void enter(PoolId pool, bool users) {
-  outer.push_back(current);
-  current = {pool, users, true};
+  ThreadScope& scope = thread_scope();
+  outer.push_back({scope.pool, scope.users, scope.chosen});
+  scope.pool = pool;
+  scope.users = users;
+  scope.chosen = true;
 }
 
 }  // namespace
 
-CurrentPool current_pool() { return current; }
-
 bool in_scope_of(PoolId pool) {
-  return current.id == pool ||
-         std::any_of(outer.begin(), outer.end(), [pool](CurrentPool one) { return one.id == pool; });
+  return thread_scope().pool == pool ||
+         std::any_of(outer.begin(), outer.end(), [pool](Outer one) { return one.pool == pool; });
 }
 
 Status push_pool(int id) {
@@ -39,8 +43,8 @@ Status push_pool(int id) {
 }
 
 bool suggest_pool(int id) {
-  if (id == PYALLOC_POOL_WEIGHTS && current.id == PYALLOC_POOL_LORA) return false;
-  if (current.users || id < 0 || id >= pool_count() || outer.size() >= kDeepest) return false;
+  if (id == PYALLOC_POOL_WEIGHTS && thread_scope().pool == PYALLOC_POOL_LORA) return false;
+  if (thread_scope().users || id < 0 || id >= pool_count() || outer.size() >= kDeepest) return false;
   enter(static_cast<PoolId>(id), false);
   return true;
 }
@@ -49,12 +53,15 @@ Status pop_pool(int id) {
   if (outer.empty())
     return fail(PYALLOC_WRONG_STATE,
                 "no pool scope is open on this thread; leave a scope on the thread that entered it");
-  if (id != current.id)
+  ThreadScope& scope = thread_scope();
+  if (id != scope.pool)
     return fail(PYALLOC_WRONG_STATE,
                 "pool '%s' cannot be left: '%s' was entered last on this thread; leave scopes in the opposite order, "
                 "on the thread that entered them",
-                id >= 0 && id < pool_count() ? pool_name(static_cast<PoolId>(id)) : "?", pool_name(current.id));
-  current = outer.back();
+                id >= 0 && id < pool_count() ? pool_name(static_cast<PoolId>(id)) : "?", pool_name(scope.pool));
+  scope.pool = outer.back().pool;
+  scope.users = outer.back().users;
+  scope.chosen = outer.back().chosen;
   outer.pop_back();
   return kOk;
 }

@@ -6,12 +6,6 @@
 
 namespace pyalloc {
 
-struct CurrentPool {
-  PoolId id;
-  bool users;   // the scope is the user's
-  bool chosen;  // a scope says so; else it is the general pool for want of one
-};
-CurrentPool current_pool();
 // Whether any open scope of this thread is the pool's.
 bool in_scope_of(PoolId pool);
 Status push_pool(int id);

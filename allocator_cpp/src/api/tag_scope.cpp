@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "api/thread_scope.h"
+
 namespace pyalloc {
 namespace {
 
@@ -14,13 +16,9 @@ struct Scopes {
   }
 };
 
-// The current tag stands apart from the stack: it is read at every allocation.
-thread_local TagId current = kNoTag;
 thread_local Scopes scopes;
 
 }  // namespace
-
-TagId current_tag() { return current; }
 
 Status push_tag(const char* name, TagId& tag) {
   if (scopes.open.size() >= kDeepest)
@@ -29,18 +27,18 @@ Status push_tag(const char* name, TagId& tag) {
   Status status = open_tag(name, tag);
   if (status != kOk) return status;
   scopes.open.push_back(tag);
-  current = tag;
+  thread_scope().tag = tag;
   return kOk;
 }
 
 Status pop_tag(TagId tag) {
   if (scopes.open.empty()) return fail(PYALLOC_WRONG_STATE, "no tag scope is open on this thread");
-  if (tag != current)
+  if (tag != thread_scope().tag)
     return fail(PYALLOC_WRONG_STATE,
                 "this tag cannot be left: another was entered last on this thread; leave scopes in the opposite order, "
                 "on the thread that entered them");
   scopes.open.pop_back();
-  current = scopes.open.empty() ? kNoTag : scopes.open.back();
+  thread_scope().tag = scopes.open.empty() ? kNoTag : scopes.open.back();
   close_tag(tag);
   return kOk;
 }

@@ -5,7 +5,6 @@
 
 namespace pyalloc {
 
-TagId current_tag();  // kNoTag: nobody
 Status push_tag(const char* name, TagId& tag);
 // Only the scope that was pushed last.
 Status pop_tag(TagId tag);

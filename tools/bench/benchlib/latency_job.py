@@ -21,7 +21,7 @@ from . import allocator_setup
 from .errors import BenchError
 
 PAIR_BYTES = 4000
-PAIRS = 50000  # a pass: some tens of milliseconds of torch's native allocator
+PAIRS = 100000  # a pass: some tens of milliseconds of torch's native allocator
 REPLACEMENTS = 50000  # and at least twice the live blocks, so that a pass finds its memory in the caches as it left it
 EMPTIES = 20000
 THREAD_LIVE = 1000
