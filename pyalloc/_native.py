@@ -5,6 +5,7 @@ The one module that knows the library's file and its C types. The structs that g
 tables, so that their fields are written down once, in stat_fields.def.
 """
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -197,18 +198,18 @@ class Library:
         self._check(self._dll.pyalloc_get_stats(device, ctypes.byref(stats)))
         return stats
 
-    def parse_size(self, text: str) -> int:
+    def parse_size(self, text: int | str) -> int:
         """Bytes of a size as options have it, "20GiB". InvalidArgumentError names what was expected."""
+        if isinstance(text, bool) or not isinstance(text, int | str):
+            raise errors.InvalidArgumentError(f'size {text!r}; expected bytes, or text such as "20GiB"')
         size = ctypes.c_uint64()
-        self._check(self._dll.pyalloc_parse_size(text.encode(), ctypes.byref(size)))
+        self._check(self._dll.pyalloc_parse_size(_c_text(str(text), "size"), ctypes.byref(size)))
         return size.value
 
     def find_pool(self, name: str, create: bool = False) -> int:
         """The number of a pool. InvalidArgumentError when there is none and none is to be made, or for a bad name."""
-        if not isinstance(name, str):
-            raise errors.InvalidArgumentError(f"a pool was named {name!r}; expected its name as text")
         number = ctypes.c_int()
-        self._check(self._dll.pyalloc_find_pool(name.encode(), create, ctypes.byref(number)))
+        self._check(self._dll.pyalloc_find_pool(_c_text(name, "pool"), create, ctypes.byref(number)))
         return number.value
 
     def create_pool(self, name: str, like: int, slab: int | None) -> int:
@@ -217,7 +218,7 @@ class Library:
         """
         number = ctypes.c_int()
         slabs = ctypes.c_uint64(-1 if slab is None else slab)
-        self._check(self._dll.pyalloc_create_pool(name.encode(), like, slabs, ctypes.byref(number)))
+        self._check(self._dll.pyalloc_create_pool(_c_text(name, "pool"), like, slabs, ctypes.byref(number)))
         return number.value
 
     def pool_names(self) -> list[str]:
@@ -304,7 +305,7 @@ class Library:
     def push_tag(self, name: str) -> int:
         """This thread's blocks are charged to the tag until the matching pop_tag() of the number returned."""
         number = ctypes.c_uint32()
-        self._check(self._dll.pyalloc_push_tag(name.encode(), ctypes.byref(number)))
+        self._check(self._dll.pyalloc_push_tag(_c_text(name, "tag"), ctypes.byref(number)))
         return number.value
 
     def pop_tag(self, number: int) -> None:
@@ -325,7 +326,7 @@ class Library:
         """A tag's figures, by the names of `tag_fields`. InvalidArgumentError for one that is not known."""
         bill = self._bill_type()
         bill.size = ctypes.sizeof(bill)
-        self._check(self._dll.pyalloc_get_bill(name.encode(), ctypes.byref(bill)))
+        self._check(self._dll.pyalloc_get_bill(_c_text(name, "tag"), ctypes.byref(bill)))
         return _values_of(bill, self.tag_fields)
 
     def bills(self) -> list[dict[str, Any]]:
@@ -340,6 +341,14 @@ class Library:
     def reset_accumulated_stats(self, device: int) -> None:
         """Starts the totals of allocated and freed, and the counters, again from zero."""
         self._check(self._dll.pyalloc_reset_accumulated_stats(device))
+
+
+def _c_text(text: object, what: str) -> bytes:
+    """Text as the C ABI takes it. InvalidArgumentError for what is no text, or could not be told from other text."""
+    if isinstance(text, str) and "\0" not in text:
+        with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
+            return text.encode()
+    raise errors.InvalidArgumentError(f"the {what} {text!r}; expected text, without NUL")
 
 
 def _int64_struct(name: str, fields: list[dict[str, str]]) -> type[ctypes.Structure]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from types import TracebackType
 
 from ._native import library
+from .scope import ThreadScope
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Bill:
     open_scopes: int
 
 
-class tag(contextlib.ContextDecorator):
+class tag(ThreadScope):
     """What this thread allocates inside is charged to `name` until it is freed, wherever and whenever that is.
 
         with pyalloc.tag("request-42"):
@@ -35,8 +35,10 @@ class tag(contextlib.ContextDecorator):
 
     name: any text of 1 to 255 bytes. Scopes nest, and the innermost tag alone pays; they can be entered again, by other
     threads too. A scope belongs to the thread that entered it, and one that is never left ends with that thread;
-    autograd's backward threads are not covered. Also a decorator. Raises InvalidArgumentError for a bad name,
-    StateError when scopes are not left in order.
+    autograd's backward threads are not covered. Tasks that take turns on one thread share its scopes: hold none over an
+    await. Also a decorator, of functions that are done when they return. Without pyalloc's cache
+    (PYTORCH_NO_CUDA_MEMORY_CACHING) nobody is charged. Raises InvalidArgumentError for a bad name, StateError when
+    scopes are not left in order; they are left then.
     """
 
     def __init__(self, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ._native import library
 from .device_processes import UnknownProcessesError, process_memory
 from .fragmentation import Fragmentation
-from .purpose_pools import PoolStats, current_device, pool_figures
+from .purpose_pools import PoolStats, device_number, pool_figures
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def ledger(device: int | None = None) -> Ledger:
     the pools' limits, before the device's first allocation. Raises InvalidArgumentError for a device that does not
     exist, DriverError when the driver cannot be asked.
     """
-    number = current_device() if device is None else device
+    number = device_number(device)
     values, pools = library().ledger(number)
     outside_by, unknown = None, "the device is not in use"
     if values["total"]:

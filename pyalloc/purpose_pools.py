@@ -6,12 +6,13 @@ being given back. What is idle in one pool serves the next need of any.
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from dataclasses import dataclass
 
 from . import errors
 from ._native import library
 from .fragmentation import Fragmentation
+from .scope import ThreadScope
 
 MOST_DEVICES = 64  # of a process; all of them, while it is not known how many there are
 
@@ -44,7 +45,7 @@ class PoolStats(Fragmentation):
         return max(0, self.reserve - self.allocated)
 
 
-class PoolScope(contextlib.ContextDecorator):
+class PoolScope(ThreadScope):
     """What pool() returns: entered and left any number of times, on any thread, but left on the thread that entered it.
     Leaving it elsewhere raises StateError and changes nothing on either thread.
     """
@@ -74,9 +75,10 @@ def pool(name: str) -> PoolScope:
     its step ends stays valid, and escapes() counts it.
 
     Scopes nest, and an exception leaves them in order. A scope belongs to the thread that entered it; autograd's
-    backward runs on threads of its own, which are not covered. A tensor is freed to its own pool wherever that happens.
-    Without pyalloc as torch's allocator a scope does nothing. Entering it raises InvalidArgumentError for an unknown
-    name.
+    backward runs on threads of its own, which are not covered. Tasks that take turns on one thread share its scopes, so
+    hold none over an await: leaving scopes in another order raises StateError, and leaves them. As a decorator only of
+    functions that are done when they return. A tensor is freed to its own pool wherever that happens. Without pyalloc
+    as torch's allocator a scope does nothing. Entering it raises InvalidArgumentError for an unknown name.
     """
     return PoolScope(name)
 
@@ -98,8 +100,8 @@ def create_pool(
     of the pool that exists; then no limit changes.
     """
     core = library()
-    amount = None if limit is None else core.parse_size(str(limit))
-    slabs = None if slab is None else core.parse_size(str(slab))
+    amount = None if limit is None else core.parse_size(limit)
+    slabs = None if slab is None else core.parse_size(slab)
     number = core.create_pool(name, -1 if like is None else core.find_pool(like), slabs)
     if amount is not None:
         set_before: list[tuple[int, int]] = []
@@ -120,7 +122,7 @@ def pools(device: int | None = None) -> list[PoolStats]:
     CUDA is in use. Exact; walks the heap, so not for a hot loop.
     """
     core = library()
-    number = current_device() if device is None else device
+    number = device_number(device)
     return [pool_figures(name, core.pool_stats(number, place)) for place, name in enumerate(core.pool_names())]
 
 
@@ -137,7 +139,7 @@ def escapes(device: int | None = None) -> dict[int, int]:
     later are counted together as 0. A block that another thread allocated on the same stream counts when either
     thread's step ends.
     """
-    sizes = library().escapes(current_device() if device is None else device)
+    sizes = library().escapes(device_number(device))
     return {int(size): sizes[size] for size in sorted(sizes, key=int, reverse=True)}
 
 
@@ -149,19 +151,27 @@ def lora_prepare(size: int | str, device: int | None = None) -> None:
     StateError without a reserve, DriverError without a GPU; nothing is set aside then.
     """
     core = library()
-    core.lora_prepare(current_device() if device is None else device, core.parse_size(str(size)))
+    core.lora_prepare(device_number(device), core.parse_size(size))
 
 
 def reset_pool_peaks(device: int | None = None) -> None:
     """Starts every pool's `peak` on one device again from what is used now."""
     core = library()
     for number in range(len(core.pool_names())):
-        core.reset_pool_peak(current_device() if device is None else device, number)
+        core.reset_pool_peak(device_number(device), number)
 
 
-def current_device() -> int:
-    """Torch's current device, or 0 before CUDA is in use."""
-    import sys
-
+def device_number(device: int | None) -> int:
+    """The number of a device given as one or as a torch.device; None: torch's current one, 0 before CUDA is in use.
+    Raises InvalidArgumentError for anything else, and for a device that does not exist.
+    """
     torch = sys.modules.get("torch")
-    return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
+    number: object = device
+    if torch is not None and isinstance(device, torch.device) and device.type == "cuda":
+        number = device.index
+    if number is None:
+        return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
+    end = library().device_count() or MOST_DEVICES
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < end:
+        raise errors.InvalidArgumentError(f"device {device!r}; expected 0 to {end - 1}")
+    return number

@@ -1,4 +1,8 @@
 // Tags: what is charged to whom, peaks, scopes that nobody leaves, and names that are forgotten.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
@@ -121,8 +125,13 @@ TEST(scopes_are_left_in_order_and_one_never_left_ends_with_its_thread) {
   CHECK_EQ(pyalloc_push_tag("first", &first), PYALLOC_OK);
   CHECK_EQ(pyalloc_push_tag("second", &second), PYALLOC_OK);
   CHECK(pyalloc_pop_tag(first) == PYALLOC_WRONG_STATE && says("opposite order"));
+  CHECK_EQ(bill("first").open_scopes, int64_t{0});  // left all the same
+  CHECK_EQ(bill("second").open_scopes, int64_t{1});
   CHECK_EQ(pyalloc_pop_tag(second), PYALLOC_OK);
-  CHECK_EQ(pyalloc_pop_tag(first), PYALLOC_OK);
+  CHECK_EQ(bill("second").open_scopes, int64_t{0});
+  void* nobodys = allocate(1000);
+  CHECK_EQ(bill("first").bytes + bill("second").bytes, int64_t{0});
+  deallocate(nobodys);
   std::thread([] {
     uint32_t tag = 0;
     CHECK_EQ(pyalloc_push_tag("left open", &tag), PYALLOC_OK);
@@ -166,4 +175,38 @@ TEST(a_heap_that_closes_leaves_no_charge) {
   CHECK(!known("before"));
   Tag tag("before");
   CHECK_EQ(bill("before").bytes, int64_t{0});
+}
+
+TEST(a_forked_child_never_waits_for_a_lock_of_a_thread_it_does_not_have) {
+  Gpu gpu("memory:64MiB");
+  deallocate(allocate(1000));
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    for (int i = 0; !stop.load(); ++i) {
+      Tag tag("busy-" + std::to_string(i));
+      int pool = 0;
+      pyalloc_find_pool("kv", 1, &pool);
+      char text[64];
+      pyalloc_oom_json(text, sizeof text);
+    }
+  });
+  for (int round = 0; round < 200 / kSlowdown; ++round) {
+    pid_t child = fork();
+    if (child == 0) {
+      alarm(20);  // a hang ends the child by a signal
+      uint32_t tag = 0;
+      int pool = 0;
+      char text[64];
+      pyalloc_push_tag("child", &tag);
+      pyalloc_pop_tag(tag);
+      pyalloc_find_pool("childs", 1, &pool);
+      pyalloc_oom_json(text, sizeof text);
+      _exit(0);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+  }
+  stop.store(true);
+  busy.join();
 }

@@ -12,7 +12,7 @@ def test_pools_that_do_not_exist(run_on_simgpu: Run) -> None:
             """
             raises(pyalloc.InvalidArgumentError, "no pool is named 'vk'; there are: general, weights, kv",
                    pyalloc.pool("vk").__enter__)
-            raises(pyalloc.InvalidArgumentError, "a pool was named 3; expected its name", pyalloc.pool(3).__enter__)
+            raises(pyalloc.InvalidArgumentError, "the pool 3; expected text", pyalloc.pool(3).__enter__)
             # It stays in no scope, and there is nothing that removes a pool, with or without live blocks.
             x = torch.empty(100, device="cuda")
             assert [one.name for one in pyalloc.pools() if one.blocks] == ["general"]
@@ -49,14 +49,15 @@ def test_a_scope_left_on_another_thread(run_on_simgpu: Run) -> None:
             scope = pyalloc.pool("kv")
             scope.__enter__()
             error = in_thread(lambda: scope.__exit__(None, None, None))
-            assert isinstance(error, pyalloc.StateError) and "no pool scope is open on this thread" in str(error), error
+            assert isinstance(error, pyalloc.StateError), error
+            assert "no scope of that pool is open on this thread" in str(error)
             assert "leave a scope on the thread that entered it" in str(error)
             assert where() == "kv"                  # this thread is where it was
             def both():
                 with pyalloc.pool("lora"):
                     scope.__exit__(None, None, None)
             error = in_thread(both)
-            assert isinstance(error, pyalloc.StateError) and "'lora' was entered last" in str(error), error
+            assert isinstance(error, pyalloc.StateError) and "no scope of that pool" in str(error), error
             with scope:                             # the same scope again, inside itself
                 assert where() == "kv"
             scope.__exit__(None, None, None)

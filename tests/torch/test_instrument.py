@@ -317,7 +317,7 @@ def test_an_exception_leaves_the_scopes_in_order(run_on_simgpu: Run) -> None:
                 core.pop_pool(0)
             except pyalloc.StateError as error:
                 raised = error
-            assert "no pool scope is open" in str(raised)
+            assert "no scope of that pool is open" in str(raised)
             """
         )
     )

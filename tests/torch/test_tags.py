@@ -6,6 +6,44 @@ from bridge_program import program
 from conftest import Run
 
 
+def test_tasks_that_interleave_get_an_error_and_leave_nothing_open(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            import asyncio
+
+            async def request(name, first, second):
+                with pyalloc.tag(name), pyalloc.pool("kv"):
+                    first.set()
+                    await second.wait()
+
+            async def serve():
+                events = [asyncio.Event() for _ in range(4)]
+                async def one(name, entered, leave):
+                    try:
+                        await request(name, entered, leave)
+                    except pyalloc.StateError as error:
+                        return str(error)
+                tasks = [asyncio.create_task(one("a", events[0], events[2]))]
+                await events[0].wait()
+                tasks.append(asyncio.create_task(one("b", events[1], events[3])))
+                await events[1].wait()
+                events[2].set()
+                answers = [await tasks[0]]
+                events[3].set()
+                return [*answers, await tasks[1]]
+
+            answers = asyncio.run(serve())
+            assert "hold none across an await" in answers[0] and answers[1] is None, answers
+            kept = torch.empty(1000, device="cuda")
+            assert [bill.open_scopes for bill in pyalloc.bills()] == [0, 0]
+            assert [bill.bytes for bill in pyalloc.bills()] == [0, 0]
+            assert next(one for one in pyalloc.pools() if one.name == "general").blocks == 1
+            """
+        )
+    )
+
+
 def test_a_tag_is_charged_for_what_is_allocated_in_its_scope(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(
@@ -54,6 +92,24 @@ def test_a_tag_is_charged_for_what_is_allocated_in_its_scope(run_on_simgpu: Run)
                 assert pyalloc.bills()[-1].tag == strange and pyalloc.bills()[-1].open_scopes == 1
             raises(pyalloc.InvalidArgumentError, "no tag is named 'request-3'", lambda: pyalloc.bill("request-3"))
             raises(pyalloc.InvalidArgumentError, "expected 1 to 255", pyalloc.tag("").__enter__)
+            for odd in (123, b"x", None, "a\\0b", "\\ud800"):
+                raises(pyalloc.InvalidArgumentError, "expected text", pyalloc.tag(odd).__enter__)
+            raises(pyalloc.InvalidArgumentError, "expected text", lambda: pyalloc.create_pool("a\\0b"))
+            raises(pyalloc.InvalidArgumentError, "size 1.5", lambda: pyalloc.create_pool("x", limit=1.5))
+            for odd in (5, -3, "x", 1.0, True, torch.device("cpu")):
+                raises(pyalloc.InvalidArgumentError, "expected 0 to 0", lambda: pyalloc.pools(odd))
+                raises(pyalloc.InvalidArgumentError, "expected 0 to 0", lambda: pyalloc.escapes(odd))
+            assert pyalloc.pools(torch.device("cuda:0")) == pyalloc.pools(torch.device("cuda")) == pyalloc.pools(0)
+
+            def steps():
+                yield empty(10)
+
+            async def serve():
+                return empty(10)
+
+            for scope in (pyalloc.tag("request-9"), pyalloc.pool("kv")):
+                for function in (steps, serve):
+                    raises(pyalloc.InvalidArgumentError, "inside of it", lambda: scope(function))
             """
         )
     )

@@ -152,7 +152,8 @@ pyalloc_status pyalloc_push_pool(int pool);
 /* The same for code that guesses a purpose. 1: pushed, pop it. 0, and nothing happened: inside a scope of pyalloc_push_pool, which
  * knows it; weights inside lora, since an adapter's layers are modules too. */
 int pyalloc_suggest_pool(int pool);
-pyalloc_status pyalloc_pop_pool(int pool); /* the pool pushed last: any other is refused and nothing happens */
+/* PYALLOC_WRONG_STATE where another was pushed after it, which leaves it all the same, or none of the pool is open on this thread. */
+pyalloc_status pyalloc_pop_pool(int pool);
 int pyalloc_current_pool(void);
 /* Zeros for a pool not yet used on the device. */
 pyalloc_status pyalloc_get_pool_stats(int device, int pool, pyalloc_pool_stats* stats);
@@ -191,7 +192,7 @@ typedef struct pyalloc_bill {
 /* What this thread allocates from now on is charged to the tag, until the matching pop; the innermost tag alone pays. A name is 1 to
  * 255 bytes. A scope that its thread never leaves ends with the thread. */
 pyalloc_status pyalloc_push_tag(const char* name, uint32_t* tag);
-pyalloc_status pyalloc_pop_tag(uint32_t tag); /* the tag pushed last: any other is refused and nothing happens */
+pyalloc_status pyalloc_pop_tag(uint32_t tag); /* as pyalloc_pop_pool */
 /* Of all devices together. A finished tag (no scope, no block) is known until thousands of others have finished after it. */
 pyalloc_status pyalloc_get_bill(const char* name, pyalloc_bill* bill);
 size_t pyalloc_bills_json(char* buffer, size_t capacity); /* [{"tag": name, figure: value...}...], oldest first */

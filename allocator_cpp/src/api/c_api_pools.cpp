@@ -53,14 +53,15 @@ const char* pyalloc_pool_name(int pool) {
 pyalloc_status pyalloc_push_pool(int pool) { return push_pool(pool); }
 int pyalloc_suggest_pool(int pool) { return suggest_pool(pool) ? 1 : 0; }
 pyalloc_status pyalloc_pop_pool(int pool) {
+  if (pool < 0 || pool >= pool_count()) return pop_pool(pool);
+  bool arena = pool_policy(static_cast<PoolId>(pool)).arena, open = in_scope_of(static_cast<PoolId>(pool));
   Status status = pop_pool(pool);
-  if (status != kOk) return status;
-  bool arena = pool_policy(static_cast<PoolId>(pool)).arena;
-  if ((pool != PYALLOC_POOL_LORA && !arena) || in_scope_of(static_cast<PoolId>(pool)) || Registry::instance().dead())
+  if (!open || (pool != PYALLOC_POOL_LORA && !arena) || in_scope_of(static_cast<PoolId>(pool)) ||
+      Registry::instance().dead())
     return status;
   for (DeviceHeap* heap : Registry::instance().open_heaps())
     arena ? heap->end_step(static_cast<PoolId>(pool)) : heap->end_lora_prepare();
-  return kOk;
+  return status;
 }
 
 size_t pyalloc_escapes_json(int device, char* buffer, size_t capacity) {

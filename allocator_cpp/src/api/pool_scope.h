@@ -12,7 +12,8 @@ Status push_pool(int id);
 // Whether it was pushed: then it is popped as any scope. Weights are not, while an adapter is loaded: its layers are modules,
 // moved as any.
 bool suggest_pool(int id);
-// Only the scope that was pushed last.
+// The scope of the pool that was pushed last. An error where others were pushed after it: it is left all the same, so that
+// none outlives its end.
 Status pop_pool(int id);
 
 }  // namespace pyalloc

@@ -20,14 +20,21 @@ bool caching() { return std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr
 Registry::Registry() {
   std::fill(std::begin(fractions_), std::end(fractions_), -1.0);
   for (auto& of_device : pool_limits_) std::fill(std::begin(of_device), std::end(of_device), kNotSet);
-  // The lock is held across a fork, so that the child does not find it taken by a thread it does not have.
-  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); }, &Registry::after_fork_in_child);
+  // The locks of what a child may still use are held across a fork, so that it does not find one taken by a thread it
+  // does not have.
+  pthread_atfork([] { instance().lock_for_fork(true); }, [] { instance().lock_for_fork(false); },
+                 &Registry::after_fork_in_child);
   std::atexit(&Registry::at_exit);
+}
+
+void Registry::lock_for_fork(bool lock) {
+  RankedMutex* const mutexes[] = {&mutex_, &ladder_->mutex(), &names_mutex(), &tags_mutex()};
+  for (RankedMutex* one : mutexes) lock ? one->lock() : one->unlock();
 }
 
 void Registry::after_fork_in_child() {
   Registry& one = instance();
-  one.mutex_.unlock();
+  one.lock_for_fork(false);
   if (one.open_heaps().empty()) return;  // CUDA was not touched here: the child may begin afresh
   one.state_.store(State::kForked);
   for (std::atomic<DeviceHeap*>& heap : one.heaps_)

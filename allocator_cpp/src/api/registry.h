@@ -69,6 +69,7 @@ class Registry {
   uint64_t pool_limit_locked(int device, PoolId pool) const;
   DeviceHeap* open_or_refuse(int device, Status& status);
   Status open(int device);
+  void lock_for_fork(bool lock);
   static void after_fork_in_child();
   static void at_exit();
 

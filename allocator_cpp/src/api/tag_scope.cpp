@@ -1,5 +1,6 @@
 #include "api/tag_scope.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "api/thread_scope.h"
@@ -32,15 +33,18 @@ Status push_tag(const char* name, TagId& tag) {
 }
 
 Status pop_tag(TagId tag) {
-  if (scopes.open.empty()) return fail(PYALLOC_WRONG_STATE, "no tag scope is open on this thread");
-  if (tag != thread_scope().tag)
+  auto found = std::find(scopes.open.rbegin(), scopes.open.rend(), tag);
+  if (found == scopes.open.rend())
     return fail(PYALLOC_WRONG_STATE,
-                "this tag cannot be left: another was entered last on this thread; leave scopes in the opposite order, "
-                "on the thread that entered them");
-  scopes.open.pop_back();
+                "no scope of that tag is open on this thread; leave a scope on the thread that entered it");
+  bool last = found == scopes.open.rbegin();
+  scopes.open.erase(std::next(found).base());
   thread_scope().tag = scopes.open.empty() ? kNoTag : scopes.open.back();
   close_tag(tag);
-  return kOk;
+  return last ? kOk
+              : fail(PYALLOC_WRONG_STATE,
+                     "a tag was left before another that was entered after it on this thread: leave scopes in the "
+                     "opposite order, and hold none across an await");
 }
 
 }  // namespace pyalloc

@@ -6,7 +6,7 @@
 namespace pyalloc {
 
 Status push_tag(const char* name, TagId& tag);
-// Only the scope that was pushed last.
+// As pop_pool().
 Status pop_tag(TagId tag);
 
 }  // namespace pyalloc

@@ -1,5 +1,5 @@
 // A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order. Order,
-// outermost first: registry, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
+// outermost first: registry, ladder, names (of pools), tags, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
 // pool), heap (one device), log. Two lanes are held together only by a settle, in the order of their index.
 #pragma once
 #include <mutex>
@@ -9,7 +9,19 @@
 
 namespace pyalloc {
 
-enum class Rank : int { kRegistry = 1, kMaintenance = 2, kPending = 3, kSettle = 4, kLane = 5, kHeap = 6, kLog = 7 };
+enum class Rank : int {
+  kRegistry = 1,
+  kLadder,
+  kNames,
+  kTags,
+  kMaintenance,
+  kPending,
+  kSettle,
+  kLane,
+  kHeap,
+  kLog,
+  kEnd
+};
 
 class RankedMutex {
  public:
@@ -33,12 +45,12 @@ class RankedMutex {
 #else
   // Counts held per rank; unlocking in any order is fine.
   static int* held() {
-    static thread_local int counts[8] = {};
+    static thread_local int counts[static_cast<int>(Rank::kEnd)] = {};
     return counts;
   }
   void enter() {
     int mine = static_cast<int>(rank_);
-    for (int rank = mine + 1; rank < 8; ++rank) PYALLOC_ASSERT(held()[rank] == 0);
+    for (int rank = mine + 1; rank < static_cast<int>(Rank::kEnd); ++rank) PYALLOC_ASSERT(held()[rank] == 0);
     PYALLOC_ASSERT(rank_ == Rank::kLane || held()[mine] == 0);
     ++held()[mine];
   }

@@ -21,7 +21,7 @@ struct Entry {
 };
 
 struct Tags {
-  RankedMutex mutex{Rank::kMaintenance};
+  RankedMutex mutex{Rank::kTags};
   std::atomic<Entry*> chunks[kChunks] = {};
   std::unordered_map<std::string, TagId> by_name;
   std::vector<TagId> unused;
@@ -91,6 +91,8 @@ void read(const Entry& one, pyalloc_bill& bill) {
 }
 
 }  // namespace
+
+RankedMutex& tags_mutex() { return tags().mutex; }
 
 TagAccount& tag_account(TagId id) { return entry(id).account; }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ranked_mutex.h"
 #include "base/status.h"
 
 namespace pyalloc {
@@ -67,5 +68,6 @@ struct NamedBill {
 std::vector<NamedBill> all_bills();  // oldest first
 // Every block is gone (shutdown): the accounts begin again, tags without a scope are forgotten.
 void clear_tags();
+RankedMutex& tags_mutex();  // for a fork
 
 }  // namespace pyalloc

@@ -1,6 +1,7 @@
 // Which sizes die young: for one stream, what became of the last blocks of each size. A block is young as long as fewer
 // than kYoung blocks over 16 KiB were allocated on its stream after it. A size whose blocks died young several times in
-// a row is expected to do so again; one that outlived that is not, until it has made up for it.
+// a row is expected to do so again; one of which a block has died older than that is not, until it has made up for it. So
+// what never dies teaches nothing.
 //
 // A table by a hash of the size, of which a new size takes the place. Read and written without a lock: a lost update
 // costs a guess. Used by DeviceHeap for blocks that no scope and no instrumentation has placed.

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kLongestName = 31;
 
 struct Names {
-  RankedMutex mutex{Rank::kRegistry};
+  RankedMutex mutex{Rank::kNames};
   char text[kMostPools][kLongestName + 1] = {"general", "weights", "kv", "workspace", "lora"};
   PoolPolicy policy[kMostPools] = {{}, {true, false, 0}, {false, false, 16 * kMiB}, {false, true, 0}, {true, false, 0}};
   std::atomic<PoolId> count{5};
@@ -37,6 +37,8 @@ std::string known() {
 }
 
 }  // namespace
+
+RankedMutex& names_mutex() { return names().mutex; }
 
 PoolId pool_count() { return names().count.load(std::memory_order_acquire); }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/ranked_mutex.h"
 #include "base/status.h"
 
 namespace pyalloc {
@@ -22,6 +23,7 @@ struct PoolPolicy {
 // Finds the pool named `name`; makes it where `create` says so. Refuses names that could not stand in a configuration.
 Status find_pool(const char* name, bool create, PoolId& id);
 PoolId pool_count();
+RankedMutex& names_mutex();        // for a fork
 const char* pool_name(PoolId id);  // null: there is none
 const PoolPolicy& pool_policy(PoolId id);
 

@@ -36,6 +36,8 @@ class Ladder {
   }
   Status prepare_lora(DeviceHeap& heap, uint64_t bytes);
 
+  RankedMutex& mutex() { return mutex_; }  // for a fork
+
   struct Report {
     int64_t counts[kReasons];
     std::vector<Refusal> last;  // oldest first
@@ -63,7 +65,7 @@ class Ladder {
   bool call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const std::function<bool()>& again,
                        uint64_t& freed);
 
-  RankedMutex mutex_{Rank::kRegistry};
+  RankedMutex mutex_{Rank::kLadder};
   std::vector<Reclaimer> reclaimers_;
   std::vector<Observer> observers_;
   std::deque<Refusal> refusals_;
