@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -37,6 +38,17 @@ def scoped(function: Callable[..., Any], pool: str) -> Callable[..., Any]:
                 report_open_scope()
 
     return call
+
+
+@contextmanager
+def suggested(number: int) -> Iterator[bool]:
+    """A block of code whose allocations go to a pool, as scoped() has it for a function. Gives whether it was taken."""
+    taken = bool(suggest(number))
+    try:
+        yield taken
+    finally:
+        if taken and pop(number):
+            report_open_scope()
 
 
 def report_open_scope() -> None:
