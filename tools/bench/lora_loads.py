@@ -105,6 +105,7 @@ def summary(what: str, allocator: str, raw: dict[str, Any]) -> dict[str, Any]:
         "modelled_worst_us": round(modelled[-1], 1),
         "driver_calls": raw["calls"],
         "unloaded_first": raw["made_room"],
+        "external_mean": round(raw["external_mean"], 4) if allocator == "pyalloc" else None,
         "external_most": round(raw["external_most"], 4) if allocator == "pyalloc" else None,
         "overflowed_blocks": raw.get("lora_overflows"),
     }
@@ -112,7 +113,7 @@ def summary(what: str, allocator: str, raw: dict[str, Any]) -> dict[str, Any]:
 
 def as_text(results: list[dict[str, Any]]) -> str:
     header = ["adapters", "allocator", "loads", "p50 us", "p99 us", "driver p50 us", "worst", "calls", "unloaded first"]
-    header += ["external", "overflowed"]
+    header += ["external", "most", "overflowed"]
     return output.table(header, [list(one.values()) for one in results])
 
 

@@ -39,20 +39,26 @@ void DeviceHeap::open_reserve(uint64_t bytes) {
         static_cast<unsigned long long>(bytes), device_, last_error());
 }
 
-// Addresses of `bytes` behind the reserve that are free and wait for nobody; the lowest.
+// Addresses of `bytes` behind the reserve that are free and wait for nobody: the low end of the shortest range of such,
+// so that what an adapter left is taken by one of its size.
 uint64_t DeviceHeap::find_clean(const Space& space, uint64_t from, uint64_t bytes) const {
   const Extents& extents = space.extents();
+  uint64_t found = kNowhere, shortest = UINT64_MAX;
   for (NodeId id = extents.first(); id != kNoNode; id = extents.range(id).next) {
     const Range& range = extents.range(id);
     if (range.state != RangeState::kFree || range.owner != kClean) continue;
     uint64_t start = std::max(from, align_up(uint64_t{range.start} * kUnit, granule_bytes_));
     uint64_t end = (uint64_t{range.start} + range.length) * kUnit;
+    if (end - start >= shortest) continue;
     for (uint64_t at = start; at < end && start + bytes <= end; at += granule_bytes_) {
       if (space.memory().slot(static_cast<uint32_t>(at / granule_bytes_)).stale) start = at + granule_bytes_;
-      if (at + granule_bytes_ >= start + bytes) return start;
+      if (at + granule_bytes_ < start + bytes) continue;
+      found = start;
+      shortest = end - start;
+      break;
     }
   }
-  return kNowhere;
+  return found;
 }
 
 Status DeviceHeap::prepare_lora(uint64_t bytes) {
