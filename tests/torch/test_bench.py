@@ -157,6 +157,7 @@ def test_images_in_slabs_and_without(tmp_path: Path) -> None:
     for one in report["results"]:
         assert one["violations"] == one["refused"] == 0
         assert 0 <= one["granule_mean"] <= one["granule_most"] < 0.5
+    assert report["one_size_slabs"] > 1
     without, default = report["results"][:2]
     assert without["used_over_live"] < default["used_over_live"]
     wrong = tmp_path / "wrong.csv"

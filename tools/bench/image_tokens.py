@@ -4,7 +4,8 @@
 TRACE has a request a line: arrival_s, output_tokens, image_tokens_each (numbers with spaces between). Each image has a
 KV tensor a layer, of a model with 28 layers, 4 KV heads of 128 and bf16: 2 KiB a token, keys and values. It is freed
 when the request's output is done, at 30 tokens a second. The device is filled by weights so that the peak of the KV
-tensors makes it 95 % full.
+tensors makes it 95 % full. Beside what was measured stands what slabs of 2 MiB for one size each (and several granules
+for what is larger) would use at the least: computed, with every size packed anew at each moment.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import csv
 import gzip
 import heapq
+from collections import Counter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,7 +31,7 @@ examples:
 
 LAYERS, TOKENS_PER_SECOND = 28, 30.0
 TOKEN_BYTES = 2 * 4 * 128 * 2  # keys and values, heads, head size, bf16
-CAPACITY, FULL = 80 << 30, 0.95
+CAPACITY, FULL, SLAB = 80 << 30, 0.95, 2 << 20
 SETTINGS = {  # words for values of kv_large_threshold
     "2 MiB granules only": "0",
     "16 MiB slabs from 4 MiB on (default)": "4MiB",
@@ -63,6 +65,7 @@ def main() -> int:
         facts = machine.describe(workers.facts)
     progress.done()
     report = {"trace": args.trace.name, "requests": len(requests), "live_peak_bytes": peak, "results": results}
+    report["one_size_slabs"] = round(one_size_slabs(requests), 4)
     output.emit(report | {"machine": facts}, args.json, lambda: f"{as_text(report)}\n{machine.one_line(facts)}")
     return 0
 
@@ -83,6 +86,27 @@ def read_requests(path: Path, most: int) -> list[tuple[float, float, list[int]]]
             f"{path}: {error!r}; expected CSV with columns arrival_s, output_tokens and image_tokens_each"
         ) from error
     return found
+
+
+def one_size_slabs(requests: list[tuple[float, float, list[int]]]) -> float:
+    """Used / live of slabs of 2 MiB with blocks of one size each, as densely as can be, after the first fifth."""
+    leaving: list[tuple[float, int, list[int]]] = []
+    live: Counter[int] = Counter()
+    ratios = []
+    for number, (arrival, end, sizes) in enumerate(requests):
+        while leaving and leaving[0][0] <= arrival:
+            for size in heapq.heappop(leaving)[2]:
+                live[size] -= LAYERS
+        for size in sizes:
+            live[size] += LAYERS
+        heapq.heappush(leaving, (end, number, sizes))
+        total = sum(size * count for size, count in live.items())
+        if number >= len(requests) // 5 and number % 40 == 0 and total > 0:
+            slots = {size: max(1, SLAB // size) for size in live}
+            granules = {size: -(-size // SLAB) for size in live}
+            used = sum(-(-count // slots[size]) * granules[size] * SLAB for size, count in live.items())
+            ratios.append(used / total)
+    return mean(ratios) if ratios else 0.0
 
 
 def live_peak(requests: list[tuple[float, float, list[int]]]) -> int:
@@ -128,7 +152,8 @@ def as_text(report: dict[str, Any]) -> str:
     rows = [[one["setting"], *(one[key] for key in keys)] for one in report["results"]]
     return (
         f"{report['trace']}: {report['requests']:,} requests, KV tensors of {show(report['live_peak_bytes'])} at once\n"
-        f"{output.table(header, rows)}"
+        f"{output.table(header, rows)}\n"
+        f"slabs of 2 MiB for one size each, packed as densely as can be: used / live {report['one_size_slabs']}"
     )
 
 
