@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .attribution import bill as bill
     from .attribution import bills as bills
     from .attribution import tag as tag
+    from .device_account import Ledger as Ledger
+    from .device_account import ledger as ledger
     from .errors import BridgeError as BridgeError
     from .errors import ConfigError as ConfigError
     from .errors import DriverError as DriverError
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from .errors import PyallocError as PyallocError
     from .errors import StateError as StateError
     from .errors import UnknownPointerError as UnknownPointerError
-    from .ledger import Ledger as Ledger
-    from .ledger import ledger as ledger
     from .out_of_memory import on_oom as on_oom
     from .out_of_memory import oom_report as oom_report
     from .out_of_memory import remove_on_oom as remove_on_oom
@@ -45,6 +45,7 @@ _PUBLIC = {
     "_version": ("__version__",),
     "allocator": ("enable", "is_enabled", "library_path"),
     "attribution": ("Bill", "bill", "bills", "tag"),
+    "device_account": ("Ledger", "ledger"),
     "errors": (
         "BridgeError",
         "ConfigError",
@@ -56,7 +57,6 @@ _PUBLIC = {
         "StateError",
         "UnknownPointerError",
     ),
-    "ledger": ("Ledger", "ledger"),
     "out_of_memory": ("on_oom", "oom_report", "remove_on_oom"),
     "purpose_pools": ("PoolStats", "create_pool", "escapes", "lora_prepare", "pool", "pools", "reset_pool_peaks"),
     "stats": ("device_stats",),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from . import errors
 from ._native import library
+from .allocator import is_enabled
 from .fragmentation import Fragmentation
 from .scope import ThreadScope
 
@@ -72,7 +73,8 @@ def pool(name: str) -> PoolScope:
 
     Each outermost scope of "workspace" is a step. A step's blocks lie in an arena of their stream; a step that finds it
     empty and asks for the same sizes in the same order as the last gets the same addresses. What is still alive when
-    its step ends stays valid, and escapes() counts it.
+    its step ends stays valid, and escapes() counts it; a function's local tensors are alive until it returns, so make
+    the scope its decorator.
 
     Scopes nest, and an exception leaves them in order. A scope belongs to the thread that entered it; autograd's
     backward runs on threads of its own, which are not covered. Tasks that take turns on one thread share its scopes, so
@@ -92,10 +94,10 @@ def create_pool(
 
     name: 1 to 31 lower-case letters, digits and underscores. A process has at most 64 pools, and none is ever removed.
     like: the pool whose layout it has: "weights" is packed, "workspace" has steps and arenas, "kv" has slabs; "general"
-    when None. Not "lora", whose reserve is its own.
+    when None. Also one of your own; not "lora", whose reserve is its own.
     limit: most that its blocks may use on each device, in bytes or as "20GiB"; None leaves it as it is, 0 is none.
-    slab: like kv, the slabs that its blocks from kv_large_threshold to that size share: 4, 8, 16 or 32 MiB, 0 for none;
-    None: as `like` has them.
+    slab: the slabs that its blocks from kv_large_threshold to that size share: 4, 8, 16 or 32 MiB, 0 for none;
+    None: as `like` has them. Not for pools like weights or workspace.
     Raises InvalidArgumentError, also for a limit below what is in use already, and for a layout that differs from that
     of the pool that exists; then no limit changes.
     """
@@ -148,9 +150,14 @@ def lora_prepare(size: int | str, device: int | None = None) -> None:
     then needs no driver call. The memory stays set aside until the next outermost `with pyalloc.pool("lora")` ends, on
     any thread, or until the next call, also one that fails; 0 only ends it. It comes from idle memory first, then as
     any memory does when it is short. Raises pyalloc.OutOfMemoryError, which is not torch's, when it cannot be had,
-    StateError without a reserve, DriverError without a GPU; nothing is set aside then.
+    StateError without a reserve or where pyalloc is not torch's allocator, DriverError without a GPU; nothing is set
+    aside then.
     """
     core = library()
+    if not is_enabled() and core.device_count() == 0:
+        raise errors.StateError(
+            "pyalloc is not torch's allocator in this process: call pyalloc.enable() before the load"
+        )
     core.lora_prepare(device_number(device), core.parse_size(size))
 
 

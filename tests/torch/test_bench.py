@@ -162,6 +162,10 @@ def test_images_in_slabs_and_without(tmp_path: Path) -> None:
     assert without["used_over_live"] < default["used_over_live"]
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("a,b\n1,2\n")
+    empty = tmp_path / "empty.csv"
+    empty.write_text("arrival_s,output_tokens,image_tokens_each\n")
+    assert "no request with an image" in bench("image_tokens.py", str(empty), fails=True)["error"]
+    assert "expected at least 1" in bench("lora_loads.py", "--loads", "0", fails=True)["error"]
     assert "expected CSV with columns arrival_s" in bench("image_tokens.py", str(wrong), fails=True)["error"]
 
 

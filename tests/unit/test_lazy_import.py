@@ -56,3 +56,13 @@ def test_every_public_name_exists() -> None:
             assert name in dir(pyalloc)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         pyalloc.nonsense  # noqa: B018
+
+
+def test_no_public_name_is_a_modules_too() -> None:
+    """Importing the module would put it in the place of the name."""
+    import pkgutil
+
+    import pyalloc
+
+    names = {name for group in pyalloc._PUBLIC.values() for name in group}
+    assert names.isdisjoint(one.name for one in pkgutil.iter_modules(pyalloc.__path__))

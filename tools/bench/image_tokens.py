@@ -45,7 +45,13 @@ def main() -> int:
     parser.add_argument("trace", type=output.file_argument)
     parser.add_argument("--requests", type=int, default=15_000, metavar="N", help="at most so many (default 15000)")
     args = parser.parse_args()
+    if args.requests < 1:
+        parser.error(f"--requests {args.requests}: expected at least 1")
     requests = read_requests(args.trace, args.requests)
+    if not any(sizes for _, _, sizes in requests):
+        raise BenchError(
+            f"{args.trace}: no request with an image; expected columns arrival_s, output_tokens, image_tokens_each"
+        )
     peak = live_peak(requests)
     if peak >= FULL * CAPACITY:
         raise BenchError(f"{args.trace}: {show(peak)} of KV tensors at once; this device has {show(CAPACITY)}")

@@ -41,6 +41,11 @@ def main() -> int:
     )
     parser.add_argument("--adapters", type=output.file_argument, metavar="TRACE", help="large ones as well")
     args = parser.parse_args()
+    largest = sum(small_adapter(max(RANKS))) >> 20
+    if args.loads < 1:
+        parser.error(f"--loads {args.loads}: expected at least 1")
+    if not largest < args.occupancy <= RESERVE >> 20:
+        parser.error(f"--occupancy {args.occupancy}: expected {largest + 1} to {RESERVE >> 20} MiB")
     progress, results = output.Progress(), []
     small = {
         "adapters": [small_adapter(rank) for rank in RANKS],

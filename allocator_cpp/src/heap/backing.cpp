@@ -176,6 +176,8 @@ Status Backing::find(const std::vector<Run>& missing, uint32_t ahead, StreamInde
   for (const Run& run : missing) needed += run.slots;
   bool limited = limit_bytes() < policy_.device_total;
   const char* too_little = limited ? "the limit set for pyalloc is reached" : "the device's memory is used up";
+  if (needed > limit)
+    too_little = limited ? "it is more than the limit set for pyalloc" : "it is more than the device has";
   if (needed > granules_.on_shelf() + granules_.idle() +
                    std::max<int64_t>(0, limit - granules_.held())) {  // hopeless: spare the driver
     refused_by_limit_ = limited;
