@@ -55,10 +55,11 @@ class PoolScope(ThreadScope):
         self._name = name
 
     def __enter__(self) -> None:
-        library().push_pool(library().find_pool(self._name))
+        self._number = library().find_pool(self._name)  # a pool's for good
+        library().push_pool(self._number)
 
     def __exit__(self, *_: object) -> None:
-        library().pop_pool(library().find_pool(self._name))
+        library().pop_pool(self._number)
 
 
 def pool(name: str) -> PoolScope:

@@ -14,6 +14,7 @@ import csv
 import gzip
 import heapq
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -52,7 +53,7 @@ def main() -> int:
         raise BenchError(
             f"{args.trace}: no request with an image; expected columns arrival_s, output_tokens, image_tokens_each"
         )
-    peak = live_peak(requests)
+    peak = max(bytes_of(live) for live in live_tensors(requests))
     if peak >= FULL * CAPACITY:
         raise BenchError(f"{args.trace}: {show(peak)} of KV tensors at once; this device has {show(CAPACITY)}")
     progress, results = output.Progress(), []
@@ -67,7 +68,7 @@ def main() -> int:
                 "samples": 400,
                 "enable": {"kv_large_threshold": threshold},
             }
-            results.append({"setting": words, **summary(workers.run("images", "pyalloc", options), peak)})
+            results.append({"setting": words, **summary(workers.run("images", "pyalloc", options))})
         facts = machine.describe(workers.facts)
     progress.done()
     report = {"trace": args.trace.name, "requests": len(requests), "live_peak_bytes": peak, "results": results}
@@ -94,11 +95,10 @@ def read_requests(path: Path, most: int) -> list[tuple[float, float, list[int]]]
     return found
 
 
-def one_size_slabs(requests: list[tuple[float, float, list[int]]]) -> float:
-    """Used / live of slabs of 2 MiB with blocks of one size each, as densely as can be, after the first fifth."""
+def live_tensors(requests: list[tuple[float, float, list[int]]]) -> Iterator[Counter[int]]:
+    """After each arrival, how many tensors of each size there are."""
     leaving: list[tuple[float, int, list[int]]] = []
     live: Counter[int] = Counter()
-    ratios = []
     for number, (arrival, end, sizes) in enumerate(requests):
         while leaving and leaving[0][0] <= arrival:
             for size in heapq.heappop(leaving)[2]:
@@ -106,29 +106,25 @@ def one_size_slabs(requests: list[tuple[float, float, list[int]]]) -> float:
         for size in sizes:
             live[size] += LAYERS
         heapq.heappush(leaving, (end, number, sizes))
-        total = sum(size * count for size, count in live.items())
-        if number >= len(requests) // 5 and number % 40 == 0 and total > 0:
-            slots = {size: max(1, SLAB // size) for size in live}
-            granules = {size: -(-size // SLAB) for size in live}
-            used = sum(-(-count // slots[size]) * granules[size] * SLAB for size, count in live.items())
-            ratios.append(used / total)
+        yield live
+
+
+def bytes_of(live: Counter[int]) -> int:
+    return sum(size * count for size, count in live.items())
+
+
+def one_size_slabs(requests: list[tuple[float, float, list[int]]]) -> float:
+    """Used / live of slabs of 2 MiB with blocks of one size each, as densely as can be, after the first fifth."""
+    ratios = []
+    for number, live in enumerate(live_tensors(requests)):
+        if number < len(requests) // 5 or number % 40 != 0 or bytes_of(live) == 0:
+            continue
+        slabs = {size: -(-count // max(1, SLAB // size)) * -(-size // SLAB) for size, count in live.items()}
+        ratios.append(sum(slabs.values()) * SLAB / bytes_of(live))
     return mean(ratios) if ratios else 0.0
 
 
-def live_peak(requests: list[tuple[float, float, list[int]]]) -> int:
-    leaving: list[tuple[float, int]] = []
-    live = peak = 0
-    for arrival, end, sizes in requests:
-        while leaving and leaving[0][0] <= arrival:
-            live -= heapq.heappop(leaving)[1]
-        bytes_ = sum(sizes) * LAYERS
-        heapq.heappush(leaving, (end, bytes_))
-        live += bytes_
-        peak = max(peak, live)
-    return peak
-
-
-def summary(raw: dict[str, Any], peak: int) -> dict[str, Any]:
+def summary(raw: dict[str, Any]) -> dict[str, Any]:
     """Over the samples after the first fifth."""
     settled = raw["samples"][len(raw["samples"]) // 5 :]
     return {

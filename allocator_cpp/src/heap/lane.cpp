@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "heap/device_heap.h"
 
 namespace pyalloc {
@@ -173,22 +174,22 @@ bool Lane::mark_recorded(uint64_t address) {
   return true;
 }
 
-bool Lane::set_tag(uint64_t address, TagId tag) {
+void Lane::set_tag(uint64_t address, TagId tag) {
   Lock lock(mutex_);
   if (Slab* slab = space_->slab_at(address)) {
     auto slot = static_cast<unsigned>(slab->slot_at(address));
     TagId* kept = space_->slot_tag(*slab, slot);
-    if (kept == nullptr) return false;
+    if (kept == nullptr) return;  // the host has no address space left: nobody pays
     *kept = tag;
     ++slab->tagged_slots;
     tag_account(tag).charge(static_cast<int64_t>(slab->requested(slot)));
-    return true;
+    return;
   }
   NodeId id = live_extent_at(address);
-  if (id == kNoNode) return false;
-  space_->extents().range(id).tag = tag;
-  tag_account(tag).charge(static_cast<int64_t>(space_->extents().range(id).requested));
-  return true;
+  PYALLOC_ASSERT(id != kNoNode);
+  Range& range = space_->extents().range(id);
+  range.tag = tag;
+  tag_account(tag).charge(static_cast<int64_t>(range.requested));
 }
 
 bool Lane::describe(uint64_t address, pyalloc_block_info& info) {

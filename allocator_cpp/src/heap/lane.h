@@ -7,10 +7,10 @@
 // live blocks is found in constant time and touches nothing shared; only when a granule becomes used or idle is the
 // heap asked. Memory freed here is used again here at once, in stream order, so free ranges are all clean.
 //
-// An arena is the lane of what a stream allocates in scopes of the workspace pool. It has blocks of every size, end to
-// end, placed by their order and sizes alone: a step (one scope) that finds the arena empty and asks for the same sizes
-// in the same order as the last gets the same addresses. What is live when a step ends has escaped: it stays valid, and
-// is counted by its size.
+// An arena is the lane of what a stream allocates in scopes of the workspace pool, or of one like it. It has blocks of
+// every size, end to end, placed by their order and sizes alone: a step (one scope) that finds the arena empty and asks
+// for the same sizes in the same order as the last gets the same addresses, but where a block waits for another stream
+// or an old mapping still stands. What is live when a step ends has escaped: it stays valid, and is counted by its size.
 //
 // One lock a lane (lane.cpp, lane_extents.cpp hold it; the heap's is taken inside it). Lanes live as long as their
 // heap.
@@ -46,8 +46,8 @@ class alignas(kOwnLines) Lane {
   void release_empty_slabs();
   // The calling thread's step is over. Nothing happens where another thread allocated last.
   void end_step();
-  // Charges a live block to the tag; false when it is none.
-  bool set_tag(uint64_t address, TagId tag);
+  // Charges a block that was just handed out to the tag.
+  void set_tag(uint64_t address, TagId tag);
   // What its stream's blocks without a scope were like; shared with the stream's lane of the workspace pool.
   Lifetimes* lifetimes = nullptr;
   void add_escapes(std::map<uint64_t, int64_t>& sizes);
