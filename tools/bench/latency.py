@@ -35,7 +35,7 @@ GROUPS = {
     "python": ("torch_empty",),
 }
 CASES = (*GROUPS, "enable")
-STARTS = 4
+STARTS = 8
 ROUNDS, SECONDS, WIDTH = (
     5,
     3,
