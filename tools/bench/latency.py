@@ -41,7 +41,7 @@ ROUNDS, SECONDS, WIDTH = (
     3,
     0.04,
 )  # at least, at most for a case and start, and how narrow a ratio's interval is wanted
-RMM_ROUNDS, RMM_SECONDS = 2, 0.3
+RMM_ROUNDS, RMM_SECONDS = 6, 0.6
 ENABLES = 5
 WORDS = {
     "pair_fresh": "same size, fresh process",

@@ -32,7 +32,7 @@ examples:
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("replays", "latency")
 _BESIDES = (".driver.csv.gz", ".blocks.csv.gz")
-RMM_STARTS, RMM_SCALE = 4, 0.1
+RMM_SCALE = 0.1
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def trace_files(folder: Path) -> dict[str, Path]:
 def measure_latency(starts: int, progress: output.Progress) -> dict[str, Any]:
     with Workers() as workers:
         found = latency.measure(workers, ALLOCATORS, ("core", "threads", "python", "enable"), starts, 1.0, progress)
-        grid = latency.measure(workers, ALLOCATORS, ("rmm",), RMM_STARTS, RMM_SCALE, progress)
+        grid = latency.measure(workers, ALLOCATORS, ("rmm",), starts, RMM_SCALE, progress)
         for figures in ("ns", "ratios"):
             found[figures] |= grid[figures]
         books = found.pop("metadata")
