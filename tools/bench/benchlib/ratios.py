@@ -21,10 +21,14 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     which the binomial law of n and 1/2 puts at most 2.5 % below k. All values when there are fewer than six.
     """
     ordered, count = sorted(values), len(values)
-    below, rank = 0.5**count, 0  # the chance that at most `rank` values lie below the median
-    while below <= 0.025 and rank + 1 < count / 2:
+    # The chances that so many values lie below the median, or at most so many, times 2**count: whole numbers, for a
+    # power of 1/2 that small is no float.
+    exactly = below = 1
+    rank = 0
+    while 40 * below <= 1 << count and rank + 1 < count / 2:
         rank += 1
-        below += math.comb(count, rank) * 0.5**count
+        exactly = exactly * (count - rank + 1) // rank
+        below += exactly
     rank = max(1, rank)
     return ordered[rank - 1], ordered[count - rank]
 
