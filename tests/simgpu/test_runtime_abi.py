@@ -12,7 +12,7 @@ import pytest
 from support import ROOT, need
 
 from pyalloc.errors import LibraryError
-from pyalloc.simgpu import library_directory
+from pyalloc.simgpu import LIBRARIES, library_directory
 
 SIMGPU = ROOT / "allocator_cpp" / "simgpu"
 TOOLKIT = Path("/usr/local/cuda/include")
@@ -102,6 +102,17 @@ def test_torch_finds_every_symbol() -> None:
         place / "libsimgpu_libraries.so", "--defined-only"
     )
     assert wanted <= offered, sorted(wanted - offered)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_stand_ins_export_nothing_of_their_own(library: str) -> None:
+    """They are preloaded: a C++ library in them that others could see would stand in for the program's."""
+    try:
+        offered = symbols(library_directory() / library, "--defined-only")
+    except LibraryError as error:
+        need(False, str(error))
+    assert offered
+    assert not {name for name in offered if not re.match("cu|__cuda|nvml|nccl|nvshmem|simgpu_", name)}
 
 
 @pytest.mark.parametrize("library", ["libsimgpu_runtime.so", "libsimgpu_libraries.so", "libnvidia-ml.so.1"])
