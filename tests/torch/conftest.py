@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,18 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 NATIVE = {"PYTORCH_ALLOC_CONF": ""}
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 PYALLOC = {"PYALLOC_CONF": "enable:True,bridge:require,lora_reserve:0"}
+
+ENDED_BY_TORCH_AT_MOST = 5
+
+
+def ended_by_torch(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether the program had ended and torch then aborted it, as it does with every allocator, on Python before 3.14.
+
+    A thread of autograd may still hold the last of a backward pass when the main thread is through. To let go of it the
+    thread wants the interpreter's lock, and Python ends threads that want it so late in the midst of torch's noexcept
+    functions (pytorch#38228). One program in seven ends so on a machine that is busy enough.
+    """
+    return done.returncode == -signal.SIGABRT and done.stderr.endswith("terminate called without an active exception\n")
 
 
 @pytest.fixture
@@ -63,9 +76,12 @@ def run_on_simgpu(tmp_path: Path) -> Run:
         ]
         if ON_DEVICE:
             command = [*on_device_command(script, devices, streams != "immediate" or oracle, env or {}), *args]
-        done = subprocess.run(
-            command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
-        )
+        for _ in range(ENDED_BY_TORCH_AT_MOST):
+            done = subprocess.run(
+                command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
+            )
+            if not ended_by_torch(done):
+                break
         if (done.returncode != 0) != fails:
             raise AssertionError(f"exit code {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}")
         return done
