@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .errors import LibraryError as LibraryError
     from .errors import OutOfMemoryError as OutOfMemoryError
     from .errors import PyallocError as PyallocError
+    from .errors import SnapshotError as SnapshotError
     from .errors import StateError as StateError
     from .errors import UnknownPointerError as UnknownPointerError
     from .out_of_memory import on_oom as on_oom
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
     from .purpose_pools import pool as pool
     from .purpose_pools import pools as pools
     from .purpose_pools import reset_pool_peaks as reset_pool_peaks
+    from .snapshots.capture import snapshot as snapshot
+    from .snapshots.comparison import Difference as Difference
+    from .snapshots.comparison import diff as diff
+    from .snapshots.leak_watch import Leak as Leak
+    from .snapshots.leak_watch import LeakWatch as LeakWatch
+    from .snapshots.leak_watch import watch_leaks as watch_leaks
+    from .snapshots.model import Snapshot as Snapshot
+    from .snapshots.model import load_snapshot as load_snapshot
     from .stats import device_stats as device_stats
 
 # Where each public name lives; the imports above say the same to type checkers.
@@ -54,11 +63,16 @@ _PUBLIC = {
         "LibraryError",
         "OutOfMemoryError",
         "PyallocError",
+        "SnapshotError",
         "StateError",
         "UnknownPointerError",
     ),
     "out_of_memory": ("on_oom", "oom_report", "remove_on_oom"),
     "purpose_pools": ("PoolStats", "create_pool", "escapes", "lora_prepare", "pool", "pools", "reset_pool_peaks"),
+    "snapshots.capture": ("snapshot",),
+    "snapshots.comparison": ("Difference", "diff"),
+    "snapshots.leak_watch": ("Leak", "LeakWatch", "watch_leaks"),
+    "snapshots.model": ("Snapshot", "load_snapshot"),
     "stats": ("device_stats",),
 }
 

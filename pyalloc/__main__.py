@@ -1,7 +1,7 @@
 """The command line: `pyalloc` or `python -m pyalloc`.
 
-Exit codes: 0 done; 1 doctor found that pyalloc cannot run with its bridge here; 2 a wrong command line or wrong
-options; under `run`, the program's own.
+Exit codes: 0 done; 1 doctor found that pyalloc cannot run with its bridge here, a snapshot cannot be had, or diff found
+what grew; 2 a wrong command line or wrong options; under `run`, the program's own.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import errors
 from ._program import split_program
+from .snapshots import commands as snapshot_commands
 
 _EXAMPLES = """\
 examples:
@@ -19,6 +20,8 @@ examples:
   pyalloc run train.py --epochs 3         a script on pyalloc, unchanged
   pyalloc run --conf limit:20GiB -m my.module
   pyalloc record -o trace.csv.gz train.py what it allocates, as a trace
+  pyalloc snapshot 4242 -o now.json       where a running process's memory is
+  pyalloc diff before.json after.json     what grew
   python -m pyalloc.simgpu --memory 8GiB -m pyalloc run train.py     the same with no GPU
 """
 
@@ -63,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--libraries", action="store_true", help="also import the model libraries and list what is instrumented in them"
     )
+    snapshot_commands.add_parsers(commands)
     return parser
 
 
@@ -98,6 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from . import doctor
 
         return doctor.main(as_json=parsed.json, libraries=parsed.libraries)
+    if parsed.command == "snapshot":
+        return snapshot_commands.run_snapshot(parsed)
+    if parsed.command == "diff":
+        return snapshot_commands.run_diff(parsed)
     if parsed.command == "record" and parsed.output is None:
         from .record import output_argument
 

@@ -115,6 +115,7 @@ class Library:
             "oom_json",
             "tag_fields_json",
             "bills_json",
+            "snapshot_fields_json",
         ):
             function = getattr(self._dll, f"pyalloc_{name}")
             function.restype = ctypes.c_size_t
@@ -333,6 +334,36 @@ class Library:
         """Every known tag's figures, with `tag`, its name."""
         known: list[dict[str, Any]] = self._json(self._dll.pyalloc_bills_json)
         return known
+
+    def tag_name(self, number: int) -> str:
+        """The name of a tag that a row of snapshot_rows() has; empty for 0, and for one no longer known."""
+        buffer = ctypes.create_string_buffer(256)
+        self._dll.pyalloc_tag_name(ctypes.c_uint32(number), buffer, ctypes.c_size_t(len(buffer)))
+        return buffer.value.decode(errors="replace")
+
+    @functools.cached_property
+    def snapshot_fields(self) -> dict[str, list[dict[str, str]]]:
+        """The columns of the rows of a "segment" and of a "block": name, unit and help."""
+        fields: dict[str, list[dict[str, str]]] = self._json(self._dll.pyalloc_snapshot_fields_json)
+        return fields
+
+    def snapshot_rows(self, device: int) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """A device's segments and the blocks of all of them, in address order: a list for each column."""
+        widths = [len(self.snapshot_fields[kind]) for kind in ("segment", "block")]
+        room = [0, 0]
+        while True:
+            arrays = [(ctypes.c_int64 * (count * width))() for count, width in zip(room, widths, strict=True)]
+            found = [ctypes.c_size_t(count) for count in room]
+            (segments, blocks), counts = arrays, [ctypes.byref(one) for one in found]
+            self._check(self._dll.pyalloc_snapshot_rows(device, segments, counts[0], blocks, counts[1]))
+            if all(one.value <= count for one, count in zip(found, room, strict=True)):
+                break
+            room = [one.value + one.value // 8 + 16 for one in found]  # the program goes on allocating
+        columns = []
+        for array, count, fields in zip(arrays, found, self.snapshot_fields.values(), strict=True):
+            words = memoryview(array).cast("B").cast("q")[: count.value * len(fields)]
+            columns.append({field["name"]: words[at :: len(fields)].tolist() for at, field in enumerate(fields)})
+        return columns[0], columns[1]
 
     def reset_peak_stats(self, device: int) -> None:
         """Starts every peak again from the current value."""

@@ -79,6 +79,7 @@ def enable(
     kv_large_threshold: Size | None = None,
     lora_overflow: Literal["general", "error"] | None = None,
     instrument: Switch | None = None,
+    control_socket: Switch | None = None,
 ) -> bool:
     """Makes pyalloc torch's CUDA allocator for the rest of this process. Call it before the first use of CUDA.
 
@@ -116,6 +117,7 @@ def enable(
             "kv_large_threshold": kv_large_threshold,
             "lora_overflow": lora_overflow,
             "instrument": instrument,
+            "control_socket": control_socket,
         }
     )
     _explicit.active = True
@@ -160,7 +162,19 @@ def _enable(arguments: str) -> bool:
             raise
         if _enabled is not None and _enabled.values["instrument"] == "on":
             instrumentation.install()
+        if _enabled is not None and _enabled.values["control_socket"] == "on":
+            _open_control_socket()
         return _enabled is not None
+
+
+def _open_control_socket() -> None:
+    """The program goes on without it."""
+    from .snapshots import control_socket
+
+    try:
+        control_socket.start()
+    except (OSError, errors.StateError) as error:
+        _log.warning("pyalloc's control socket is not open: %s", error)
 
 
 def requires_bridge(arguments: str = "") -> bool:

@@ -37,3 +37,7 @@ class UnknownPointerError(PyallocError):
 
 class OutOfMemoryError(PyallocError, MemoryError):
     """The allocator could not find the memory asked for (a torch allocation raises torch.OutOfMemoryError instead)."""
+
+
+class SnapshotError(PyallocError, ValueError):
+    """A file that is no snapshot, or a process that cannot be asked for one."""

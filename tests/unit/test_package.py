@@ -73,7 +73,7 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
 def test_what_the_wheel_holds(unpacked: Path) -> None:
     assert {path.name.split("-")[0] for path in unpacked.iterdir()} == {"pyalloc"}
     package = unpacked / "pyalloc"
-    for name in ("libpyalloc.so", "py.typed", "_autoload.py", "simgpu.py"):
+    for name in ("libpyalloc.so", "py.typed", "_autoload.py", "simgpu.py", "snapshots/page_files/page.html"):
         assert (package / name).is_file(), name
     assert (package / "simgpu_libs" / "libcuda.so.1").is_file()
     headers = package / "torch_bridge" / "include" / "pyalloc"

@@ -196,6 +196,8 @@ pyalloc_status pyalloc_pop_tag(uint32_t tag); /* as pyalloc_pop_pool */
 /* Of all devices together. A finished tag (no scope, no block) is known until thousands of others have finished after it. */
 pyalloc_status pyalloc_get_bill(const char* name, pyalloc_bill* bill);
 size_t pyalloc_bills_json(char* buffer, size_t capacity); /* [{"tag": name, figure: value...}...], oldest first */
+/* The name of a tag that a block view carries; empty for one that is no longer known. Returns the length it needs. */
+size_t pyalloc_tag_name(uint32_t tag, char* buffer, size_t capacity);
 /* [{"name","unit","help"}...] of pyalloc_bill, in struct order. */
 size_t pyalloc_tag_fields_json(char* buffer, size_t capacity);
 
@@ -220,11 +222,34 @@ typedef struct pyalloc_block_view {
   size_t requested;
   pyalloc_block_state state;
   void* stream;
+  uint32_t tag; /* who pays for it (pyalloc_tag_name), or 0 */
 } pyalloc_block_view;
 typedef void (*pyalloc_segment_fn)(void* context, const pyalloc_segment_view* segment);
 typedef void (*pyalloc_block_fn)(void* context, const pyalloc_block_view* block);
 /* Walks the heap (copies it under the lock, calls back with none held). */
 pyalloc_status pyalloc_snapshot(int device, void* context, pyalloc_segment_fn segment, pyalloc_block_fn block);
+/* The same as rows, for callers to whom a call for each block is slow: every segment, and the blocks of all of them one after
+ * the other. */
+typedef struct pyalloc_segment_row {
+#define PYALLOC_SEGMENT_FIELD(name, unit, help) int64_t name;
+#define PYALLOC_BLOCK_FIELD(name, unit, help)
+#include "pyalloc/snapshot_fields.def"
+#undef PYALLOC_SEGMENT_FIELD
+#undef PYALLOC_BLOCK_FIELD
+} pyalloc_segment_row;
+typedef struct pyalloc_block_row {
+#define PYALLOC_SEGMENT_FIELD(name, unit, help)
+#define PYALLOC_BLOCK_FIELD(name, unit, help) int64_t name;
+#include "pyalloc/snapshot_fields.def"
+#undef PYALLOC_SEGMENT_FIELD
+#undef PYALLOC_BLOCK_FIELD
+} pyalloc_block_row;
+/* *segment_count and *block_count hold how many rows there is room for (0: the array may be null), and receive how many there are;
+ * where that is more, no row of either is written, and the caller tries again with more room. */
+pyalloc_status pyalloc_snapshot_rows(int device, pyalloc_segment_row* segments, size_t* segment_count,
+                                     pyalloc_block_row* blocks, size_t* block_count);
+/* {"segment": [{"name","unit","help"}...], "block": [...]}: the columns of the rows, in struct order. */
+size_t pyalloc_snapshot_fields_json(char* buffer, size_t capacity);
 
 /* --- when memory runs out --- */
 /* Called on the ladder with no lock held, highest priority first, until one suffices; returns bytes freed: 0 for nothing,

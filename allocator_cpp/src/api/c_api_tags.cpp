@@ -35,6 +35,8 @@ size_t pyalloc_bills_json(char* buffer, size_t capacity) {
   return copy(text + "]", buffer, capacity);
 }
 
+size_t pyalloc_tag_name(uint32_t tag, char* buffer, size_t capacity) { return copy(tag_name(tag), buffer, capacity); }
+
 size_t pyalloc_tag_fields_json(char* buffer, size_t capacity) {
   std::string rows;
 #define PYALLOC_TAG_FIELD(name, unit, help) add_field(rows, #name, unit, help);

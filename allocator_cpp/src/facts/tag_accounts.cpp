@@ -133,6 +133,12 @@ Status get_bill(const char* name, pyalloc_bill& bill) {
   return kOk;
 }
 
+std::string tag_name(TagId id) {
+  Tags& all = tags();
+  Lock lock(all.mutex);
+  return id != kNoTag && id < all.next ? entry(id).name : std::string();
+}
+
 std::vector<NamedBill> all_bills() {
   Tags& all = tags();
   Lock lock(all.mutex);

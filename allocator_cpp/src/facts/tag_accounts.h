@@ -61,6 +61,7 @@ Status open_tag(const char* name, TagId& id);
 void close_tag(TagId id);
 // Refused for a name that is not, or no longer, known.
 Status get_bill(const char* name, pyalloc_bill& bill);
+std::string tag_name(TagId id);  // empty: not, or no longer, known
 struct NamedBill {
   std::string name;
   pyalloc_bill bill;

@@ -75,6 +75,8 @@ class Space {
   void remove_slab(Slab& slab);
   // The tag of a slab's slot; null where the host has no address space for them. With the lane's lock held.
   TagId* slot_tag(const Slab& slab, unsigned slot);
+  // The same to read, of a slab with tagged slots.
+  TagId tag_of(const Slab& slab, unsigned slot) const { return *const_cast<Space*>(this)->slot_tag(slab, slot); }
   size_t starts_bytes() const { return starts_.size() * 64; }
   size_t slab_records() const { return slab_count_; }
 

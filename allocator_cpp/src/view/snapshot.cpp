@@ -23,7 +23,7 @@ class BlockWalk {
           add_slab(*space_.slab_at(at), at + bytes);
           break;
         case RangeState::kLive:
-          add(at, bytes, range.requested, PYALLOC_BLOCK_LIVE, heap_.stream_of(range.owner));
+          add(at, bytes, range.requested, PYALLOC_BLOCK_LIVE, heap_.stream_of(range.owner), range.tag);
           break;
         case RangeState::kPending:
           add(at, bytes, range.requested, PYALLOC_BLOCK_PENDING, heap_.stream_of(range.owner));
@@ -36,12 +36,13 @@ class BlockWalk {
   }
 
  private:
-  void add(uint64_t at, uint64_t bytes, uint64_t requested, pyalloc_block_state state, cuda::Stream stream) {
+  void add(uint64_t at, uint64_t bytes, uint64_t requested, pyalloc_block_state state, cuda::Stream stream,
+           TagId tag = kNoTag) {
     if (state == PYALLOC_BLOCK_FREE && !blocks_.empty() && blocks_.back().state == PYALLOC_BLOCK_FREE) {
       blocks_.back().bytes += bytes;  // neighbours of different streams are one hole to a reader
       return;
     }
-    blocks_.push_back({pointer(at), bytes, requested, state, stream});
+    blocks_.push_back({pointer(at), bytes, requested, state, stream, tag});
   }
 
   void add_slab(const Slab& slab, uint64_t end) {
@@ -50,7 +51,9 @@ class BlockWalk {
       pyalloc_block_state state = free                                  ? PYALLOC_BLOCK_FREE
                                   : Slab::test(slab.pending_bits, slot) ? PYALLOC_BLOCK_PENDING
                                                                         : PYALLOC_BLOCK_LIVE;
-      add(slab.address(slot), slab.slot_bytes, free ? 0 : slab.requested(slot), state, space_.lane()->stream());
+      bool tagged = state == PYALLOC_BLOCK_LIVE && slab.tagged_slots != 0;
+      add(slab.address(slot), slab.slot_bytes, free ? 0 : slab.requested(slot), state, space_.lane()->stream(),
+          tagged ? space_.tag_of(slab, slot) : kNoTag);
     }
     uint64_t used = slab.address(slab.slots);
     if (used < end) add(used, end - used, 0, PYALLOC_BLOCK_FREE, space_.lane()->stream());
@@ -76,6 +79,7 @@ void add_segments(const DeviceHeap& heap, const Space& space, std::vector<Segmen
     while (end < memory.highest_used() && memory.slot(end).handle != 0) ++end;
     uint64_t start_address = memory.address(first), end_address = memory.address(end);
     SegmentCopy segment{};
+    segment.pool = space.pool().id;
     segment.view = {heap.device(),
                     space.kind() == kLarge ? 1 : 0,
                     pool_name(space.pool().id),

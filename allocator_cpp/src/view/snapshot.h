@@ -8,6 +8,7 @@ namespace pyalloc {
 
 struct SegmentCopy {
   pyalloc_segment_view view;
+  PoolId pool;
   std::vector<pyalloc_block_view> blocks;  // in address order, without gaps
 };
 

@@ -1,0 +1,131 @@
+"""snapshot(): where this process's memory is now. No Python runs for a block: the core writes rows, and each of their
+columns is read as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeVar
+
+from .._native import Library, library
+from .._version import __version__
+from ..allocator import enabled_state
+from ..attribution import bills
+from ..config import values as option_values
+from ..device_account import Ledger, ledger
+from ..out_of_memory import oom_report
+from ..purpose_pools import MOST_DEVICES
+from .call_sites import Sites, call_sites
+from .model import NONE, Blocks, DeviceSnapshot, Segment, Snapshot
+
+_TRIES = 3  # to have ledger and blocks of one moment
+_K = TypeVar("_K")
+
+
+def snapshot(*, sites: bool = True) -> Snapshot:
+    """Where the memory of this process is: devices, pools, segments and blocks, with fragmentation, tags and options.
+
+        pyalloc.snapshot().save("before.json")
+
+    sites: also the stacks that allocated the blocks, while torch records memory history
+    (torch.cuda.memory._record_memory_history()); without it they are empty. `pyalloc snapshot` draws the file and
+    converts it for torch's viewer, `pyalloc diff` compares two. The program may go on allocating meanwhile: a device's
+    threads are held up for some milliseconds for each 10,000 blocks. Raises DriverError when the driver cannot be
+    asked for its free memory, and StateError in a process that was forked after CUDA was in use.
+    """
+    core = library()
+    state = enabled_state()
+    torch = sys.modules.get("torch")
+    versions = {"pyalloc": __version__, "python": platform.python_version()}
+    if torch is not None:
+        versions["torch"] = str(torch.__version__)
+    unix_ms = time.time_ns() // 1_000_000
+    found = call_sites() if sites else {}
+    devices = [_device(core, number, found) for number in range(core.device_count() or MOST_DEVICES)]
+    return Snapshot(
+        unix_ms=unix_ms,
+        pid=os.getpid(),
+        program=Path(sys.argv[0]).name if getattr(sys, "argv", None) else "",
+        versions=versions,
+        registration=state.mode if state is not None else "none",
+        options=option_values(core),
+        devices=tuple(one for one in devices if one is not None),
+        bills=tuple(bills()),
+        oom=oom_report(),
+    )
+
+
+def _device(core: Library, number: int, sites: Sites) -> DeviceSnapshot | None:
+    """None for a device that is not in use."""
+    for _ in range(_TRIES):
+        account = ledger(number)
+        if account.total == 0:
+            return None
+        segment_rows, block_rows = core.snapshot_rows(number)
+        names = core.pool_names()
+        if exact := _agree(account, names, segment_rows):
+            break
+    firsts = accumulate(segment_rows["blocks"], initial=0)
+    segments = tuple(
+        Segment(
+            address=address,
+            bytes=size,
+            pool=names[pool],
+            large=bool(large),
+            stream=stream,
+            allocated=allocated,
+            active=active,
+            requested=requested,
+            first=first,
+            blocks=blocks,
+        )
+        for address, size, pool, large, stream, allocated, active, requested, blocks, first in zip(
+            *(segment_rows[name] for name in _SEGMENT), firsts, strict=False
+        )
+    )
+    return DeviceSnapshot(account, segments, _blocks(core, block_rows, sites), exact)
+
+
+_SEGMENT = ("address", "bytes", "pool", "large", "stream", "allocated", "active", "requested", "blocks")
+
+
+def _agree(account: Ledger, names: list[str], rows: dict[str, list[int]]) -> bool:
+    """Whether each pool's figures are the sums over its segments: both are of one moment, or of equal ones."""
+    sums = {name: [0, 0, 0] for name in names}
+    for pool, *figures in zip(rows["pool"], rows["bytes"], rows["allocated"], rows["requested"], strict=True):
+        of_pool = sums[names[pool]]
+        of_pool[:] = [one + more for one, more in zip(of_pool, figures, strict=True)]
+    return all([one.reserved, one.allocated, one.requested] == sums[one.name] for one in account.pools)
+
+
+def _blocks(core: Library, rows: dict[str, list[int]], sites: Sites) -> Blocks:
+    tag_names = {number: core.tag_name(number) for number in set(rows["tag"])}
+    tags, tag_places = _places(tag_names[number] or None for number in rows["tag"])
+    stacks, site_places = _places(
+        sites.get(address) if state == 0 else None
+        for address, state in zip(rows["address"], rows["state"], strict=True)
+    )
+    return Blocks(
+        address=tuple(rows["address"]),
+        bytes=tuple(rows["bytes"]),
+        requested=tuple(rows["requested"]),
+        state=tuple(rows["state"]),
+        stream=tuple(rows["stream"]),
+        tag=tag_places,
+        site=site_places,
+        tags=tags,
+        sites=stacks,
+    )
+
+
+def _places(values: Iterable[_K | None]) -> tuple[tuple[_K, ...], tuple[int, ...]]:
+    """The different values, and for each its place among them; NONE for None."""
+    places: dict[_K, int] = {}
+    found = tuple(NONE if value is None else places.setdefault(value, len(places)) for value in values)
+    return tuple(places), found

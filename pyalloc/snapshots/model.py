@@ -1,0 +1,369 @@
+"""What a snapshot is, and its file: one JSON object of the schema "pyalloc.snapshot/1".
+
+In the file, blocks are columns (one list of numbers for each of their figures), so that 100,000 of them are read in a
+moment; a block's state, tag and site are places in the lists `states`, `tags` and `sites`. Files are checked when they
+are read: what a Snapshot holds can be relied on, whatever wrote the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ..attribution import Bill
+from ..device_account import Ledger, Outside
+from ..errors import SnapshotError
+from ..purpose_pools import PoolStats
+
+SCHEMA: Final = "pyalloc.snapshot/1"
+STATES: Final = ("live", "pending", "free")  # in the order of pyalloc_block_state
+NONE: Final = -1  # the place of no tag and of no site
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack."""
+
+    name: str
+    filename: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line} in {self.name}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of mapped memory of one pool; sizes in bytes.
+
+    large: it holds blocks over 1 MiB. stream: of its first block. allocated, requested: its live blocks, as rounded and
+    as asked for; active: live ones and those whose free waits for events. Its blocks lie in it end to end: `blocks` of
+    them, the first at place `first` of DeviceSnapshot.blocks.
+    """
+
+    address: int
+    bytes: int
+    pool: str
+    large: bool
+    stream: int
+    allocated: int
+    active: int
+    requested: int
+    first: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of a segment: a block that is live, one whose free waits for events ("pending"), or what is "free".
+
+    bytes: up to the next block; requested: what was asked for, 0 where it is free; stream: it was allocated on, or
+    freed on; tag: who pays for it; site: the stack that allocated it, innermost first, where torch's memory history
+    knows it.
+    """
+
+    address: int
+    bytes: int
+    requested: int
+    state: str
+    stream: int
+    tag: str | None
+    site: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Blocks(Sequence[Block]):
+    """The blocks of a device in address order. Columns of equal length; a Block is made when it is asked for."""
+
+    address: tuple[int, ...]
+    bytes: tuple[int, ...]
+    requested: tuple[int, ...]
+    state: tuple[int, ...]  # places in STATES
+    stream: tuple[int, ...]
+    tag: tuple[int, ...]  # places in `tags`, or NONE
+    site: tuple[int, ...]  # places in `sites`, or NONE
+    tags: tuple[str, ...] = ()
+    sites: tuple[tuple[Frame, ...], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self._at(index) for index in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:  # as Sequence declares it: a Block, or a tuple of them for a slice
+        if isinstance(index, slice):
+            return tuple(self._at(one) for one in range(*index.indices(len(self))))
+        return self._at(range(len(self))[index])
+
+    def _at(self, index: int) -> Block:
+        tag, site = self.tag[index], self.site[index]
+        return Block(
+            address=self.address[index],
+            bytes=self.bytes[index],
+            requested=self.requested[index],
+            state=STATES[self.state[index]],
+            stream=self.stream[index],
+            tag=None if tag == NONE else self.tags[tag],
+            site=() if site == NONE else self.sites[site],
+        )
+
+
+COLUMNS: Final = ("address", "bytes", "requested", "state", "stream", "tag", "site")
+_SEGMENT_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Segment) if field.name != "first")
+
+
+@dataclass(frozen=True)
+class DeviceSnapshot:
+    """One device: its ledger (pools, limits, fragmentation), its segments in address order and their blocks.
+
+    exact: ledger and blocks are of one moment. Where other threads allocate all the time, that cannot always be had.
+    """
+
+    ledger: Ledger
+    segments: tuple[Segment, ...]
+    blocks: Blocks
+    exact: bool
+
+    def blocks_of(self, segment: Segment) -> tuple[Block, ...]:
+        """The blocks of a segment, end to end."""
+        return self.blocks[segment.first : segment.first + segment.blocks]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where the memory of a process was at one moment.
+
+    unix_ms: when. program: the name of its script. versions: of pyalloc, python and torch. registration: how pyalloc is
+    torch's allocator: "bridge", "plain", or "none" where enable() had no part in it. options: every option and its
+    value. devices: those in use. bills: what each known tag pays for. oom: as oom_report().
+    """
+
+    unix_ms: int
+    pid: int
+    program: str
+    versions: Mapping[str, str]
+    registration: str
+    options: Mapping[str, str]
+    devices: tuple[DeviceSnapshot, ...]
+    bills: tuple[Bill, ...]
+    oom: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the file holds, as dicts, lists, numbers and text."""
+        tags: dict[str, int] = {}
+        sites: dict[tuple[Frame, ...], int] = {}
+        devices = [_device_dict(one, tags, sites) for one in self.devices]
+        return {
+            "schema": SCHEMA,
+            "unix_ms": self.unix_ms,
+            "pid": self.pid,
+            "program": self.program,
+            "versions": dict(self.versions),
+            "registration": self.registration,
+            "options": dict(self.options),
+            "states": list(STATES),
+            "tags": list(tags),
+            "sites": [[asdict(frame) for frame in site] for site in sites],
+            "devices": devices,
+            "bills": [asdict(one) for one in self.bills],
+            "oom": dict(self.oom),
+        }
+
+    def dumps(self) -> str:
+        """The file's text."""
+        return json.dumps(self.as_dict(), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the file. Raises OSError."""
+        Path(path).write_text(self.dumps() + "\n", encoding="utf-8", errors="backslashreplace")
+
+
+def load_snapshot(path: str | Path) -> Snapshot:
+    """Reads a file of Snapshot.save() or `pyalloc snapshot`. Raises SnapshotError for what is not one, or cannot be
+    read; the message names the file and what is wrong.
+    """
+    try:
+        return loads(Path(path).read_bytes())
+    except OSError as error:
+        raise SnapshotError(f"{path}: {error.strerror or error}") from error
+    except SnapshotError as error:
+        raise SnapshotError(f"{path} {error}") from error
+
+
+def loads(text: str | bytes) -> Snapshot:
+    """The snapshot that a file's text holds. Raises SnapshotError."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"is not a snapshot, or only a part of one: it is not JSON ({error})") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("pyalloc.snapshot/"):
+        raise SnapshotError(f'is not a snapshot of pyalloc: its "schema" is not {SCHEMA!r}')
+    if schema != SCHEMA:
+        raise SnapshotError(f"is a snapshot of schema {schema!r}; this version of pyalloc reads {SCHEMA!r}")
+    try:
+        return _snapshot(data)
+    except _Wrong as error:
+        raise SnapshotError(f"is not a whole snapshot: {error}") from error
+
+
+# --- writing ---
+
+
+def _device_dict(device: DeviceSnapshot, tags: dict[str, int], sites: dict[tuple[Frame, ...], int]) -> dict[str, Any]:
+    blocks = device.blocks
+    tag_places = [tags.setdefault(name, len(tags)) for name in blocks.tags] + [NONE]  # so that -1 stays -1
+    site_places = [sites.setdefault(site, len(sites)) for site in blocks.sites] + [NONE]
+    columns: dict[str, list[int]] = {name: list(getattr(blocks, name)) for name in COLUMNS}
+    columns["tag"] = [tag_places[tag] for tag in blocks.tag]
+    columns["site"] = [site_places[site] for site in blocks.site]
+    return {
+        "ledger": device.ledger.as_dict(),
+        "exact": device.exact,
+        "segments": {name: [getattr(one, name) for one in device.segments] for name in _SEGMENT_COLUMNS},
+        "blocks": columns,
+    }
+
+
+# --- reading; nothing in the file is taken on trust ---
+
+
+class _Wrong(Exception):
+    """What is wrong with the file."""
+
+
+def _need(data: object, key: str, kind: type[_T], where: str) -> _T:
+    value = data.get(key) if isinstance(data, dict) else None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _Wrong(f"{where} has no {key!r} that is {_KINDS[kind]}")
+    return value
+
+
+_KINDS: Final[dict[type, str]] = {
+    int: "a whole number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+    bool: "true or false",
+}
+
+
+def _texts(data: dict[str, Any], key: str) -> dict[str, str]:
+    found = _need(data, key, dict, "it")
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _snapshot(data: dict[str, Any]) -> Snapshot:
+    if _need(data, "states", list, "it") != list(STATES):
+        raise _Wrong(f'its "states" are not {list(STATES)}')
+    tags = tuple(str(tag) for tag in _need(data, "tags", list, "it"))
+    sites = tuple(_site(site) for site in _need(data, "sites", list, "it"))
+    return Snapshot(
+        unix_ms=_need(data, "unix_ms", int, "it"),
+        pid=_need(data, "pid", int, "it"),
+        program=_need(data, "program", str, "it"),
+        versions=_texts(data, "versions"),
+        registration=_need(data, "registration", str, "it"),
+        options=_texts(data, "options"),
+        devices=tuple(_device(one, tags, sites) for one in _need(data, "devices", list, "it")),
+        bills=tuple(_figures(Bill, one, "a bill") for one in _need(data, "bills", list, "it")),
+        oom=_need(data, "oom", dict, "it"),
+    )
+
+
+def _site(frames: object) -> tuple[Frame, ...]:
+    if not isinstance(frames, list):
+        raise _Wrong("a site is not a list of frames")
+    return tuple(_figures(Frame, one, "a frame") for one in frames)
+
+
+def _figures(kind: type[_T], data: object, where: str, **given: object) -> _T:
+    """A dataclass of numbers and text from an object; `given` are its fields of other types. A number that is missing
+    is 0: the file is of a version that did not count it yet.
+    """
+    if not isinstance(data, dict):
+        raise _Wrong(f"{where} is not an object")
+    values = dict(given)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in values:
+            continue
+        if field.type == "str":
+            values[field.name] = _need(data, field.name, str, where)
+        elif field.type == "int | None" and data.get(field.name) is None:
+            values[field.name] = None
+        else:
+            values[field.name] = _need({field.name: 0, **data}, field.name, int, where)
+    return kind(**values)
+
+
+def _ledger(data: dict[str, Any]) -> Ledger:
+    pools = tuple(_figures(PoolStats, one, "a pool") for one in _need(data, "pools", list, "a ledger"))
+    outside = data.get("outside_by")
+    return _figures(
+        Ledger,
+        data,
+        "a ledger",
+        pools=pools,
+        outside_by=None if outside is None else _figures(Outside, outside, "outside_by"),
+    )
+
+
+def _device(data: object, tags: tuple[str, ...], sites: tuple[tuple[Frame, ...], ...]) -> DeviceSnapshot:
+    ledger = _ledger(_need(data, "ledger", dict, "a device"))
+    table = _need(data, "blocks", dict, "a device")
+    blocks = Blocks(**{name: _column(table, name, "blocks") for name in COLUMNS}, tags=tags, sites=sites)
+    columns = {name: getattr(blocks, name) for name in COLUMNS}
+    _same_length(columns, "blocks")
+    for name, places in (("state", STATES), ("tag", tags), ("site", sites)):
+        lowest = 0 if name == "state" else NONE
+        column = columns[name]
+        if column and not lowest <= min(column) <= max(column) < len(places):
+            raise _Wrong(f"a block's {name} is none of the {len(places)} there are")
+    segments = _segments(_need(data, "segments", dict, "a device"))
+    _check_tiling(segments, blocks)
+    return DeviceSnapshot(ledger, segments, blocks, exact=_need(data, "exact", bool, "a device"))
+
+
+def _column(table: dict[str, Any], name: str, of: str, kind: type = int) -> tuple[Any, ...]:
+    values = _need(table, name, list, of)
+    if not all(type(value) is kind for value in values):
+        raise _Wrong(f"the column {name!r} of {of} has something in it that is not {_KINDS[kind]}")
+    return tuple(values)
+
+
+def _same_length(columns: Mapping[str, tuple[Any, ...]], of: str) -> None:
+    if len({len(column) for column in columns.values()}) > 1:
+        raise _Wrong(f"the columns of {of} differ in length")
+
+
+def _segments(table: dict[str, Any]) -> tuple[Segment, ...]:
+    columns: dict[str, tuple[Any, ...]] = {}
+    for name in _SEGMENT_COLUMNS:
+        columns[name] = _column(table, name, "segments", {"pool": str, "large": bool}.get(name, int))
+    _same_length(columns, "segments")
+    firsts = list(accumulate(columns["blocks"], initial=0))[:-1]
+    rows = zip(*columns.values(), firsts, strict=True)
+    return tuple(Segment(**dict(zip((*columns, "first"), row, strict=True))) for row in rows)
+
+
+def _check_tiling(segments: tuple[Segment, ...], blocks: Blocks) -> None:
+    """Blocks lie in their segments end to end; what draws and sums them counts on it."""
+    if sum(one.blocks for one in segments) != len(blocks) or any(one.blocks < 1 for one in segments):
+        raise _Wrong("its segments do not have as many blocks as there are")
+    if blocks.bytes and (min(blocks.bytes) <= 0 or min(blocks.requested) < 0):
+        raise _Wrong("a block's size is not a positive number")
+    for one in segments:
+        last = one.first + one.blocks - 1
+        begins = [one.address, *map(int.__add__, blocks.address[one.first : last], blocks.bytes[one.first : last])]
+        if list(blocks.address[one.first : last + 1]) != begins:
+            raise _Wrong(f"the blocks of the segment at {one.address:#x} do not lie end to end")
+        if blocks.address[last] + blocks.bytes[last] != one.address + one.bytes:
+            raise _Wrong(f"the blocks of the segment at {one.address:#x} do not fill it")
