@@ -18,7 +18,7 @@ _SNAPSHOT_EXAMPLES = """\
 examples:
   pyalloc snapshot 4242 -o now.json                    of a process that runs with control_socket:on
   pyalloc snapshot --html now.json -o now.html         to look at in a browser
-  pyalloc snapshot --html a.json b.json c.json -o .html   with a time line of several
+  pyalloc snapshot --html a.json b.json -o ab.html     with a time line of several
   pyalloc snapshot --convert now.json -o now.pickle    for pytorch.org/memory_viz
 In a program: pyalloc.snapshot().save("now.json").
 """
@@ -39,7 +39,7 @@ def add_parsers(commands: Any) -> None:
     source.add_argument("--html", nargs="+", metavar="FILE", help="snapshots, to one page for a browser")
     snapshot.add_argument("-o", "--output", required=True, metavar="FILE", help="where to; - for standard output")
     snapshot.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the process (default: 60)"
+        "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="how long to wait for the process (default: 60)"
     )
     diff = commands.add_parser(
         "diff",
@@ -54,6 +54,13 @@ def add_parsers(commands: Any) -> None:
         "--at-least", default="1", metavar="SIZE", help="exit with 1 only if a kind of blocks grew so much"
     )
     diff.add_argument("--most", type=int, default=10, metavar="N", help="rows of each table (default: 10)")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e6:
+        raise ValueError
+    return seconds
 
 
 def run_snapshot(parsed: argparse.Namespace) -> int:

@@ -294,3 +294,11 @@ def test_something_in_the_socket_s_place_is_left_there(shared_memory: Path) -> N
     with pytest.raises(OSError, match="in use"):
         control_socket.start()
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_to_wait_that_is_none(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["snapshot", "1", "-o", "/dev/null", "--timeout", seconds])
+    assert ended.value.code == 2
+    assert "--timeout" in capsys.readouterr().err

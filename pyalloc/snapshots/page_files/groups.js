@@ -11,6 +11,11 @@ function drawGroups(snapshot, device, pool) {
     group.blocks += 1;
     groups.set(key, group);
   };
+  // As `pyalloc diff` has them: tags that differ in their numbers alone count as one.
+  const stars = snapshot.tags.map((tag) => tag.replace(/\d+/g, "*"));
+  const alike = new Map();
+  for (const star of stars) alike.set(star, (alike.get(star) || 0) + 1);
+  const tags = snapshot.tags.map((tag, at) => (alike.get(stars[at]) > 1 ? `${stars[at]} (${count(alike.get(stars[at]))} tags)` : tag));
   let first = 0, total = 0;
   for (let index = 0; index < segments.address.length; first += segments.blocks[index], ++index) {
     if (pool !== null && segments.pool[index] !== pool) continue;
@@ -19,7 +24,7 @@ function drawGroups(snapshot, device, pool) {
       const size = blocks.requested[at];
       total += size;
       add(by.size, sizeClass(blocks.bytes[at]), size);
-      if (blocks.tag[at] >= 0) add(by.tag, snapshot.tags[blocks.tag[at]], size);
+      if (blocks.tag[at] >= 0) add(by.tag, tags[blocks.tag[at]], size);
       if (blocks.site[at] >= 0) add(by["call site"], frameText(ownFrame(snapshot.sites[blocks.site[at]])), size);
     }
   }
