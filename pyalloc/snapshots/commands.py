@@ -39,7 +39,7 @@ def add_parsers(commands: Any) -> None:
     source.add_argument("--html", nargs="+", metavar="FILE", help="snapshots, to one page for a browser")
     snapshot.add_argument("-o", "--output", required=True, metavar="FILE", help="where to; - for standard output")
     snapshot.add_argument(
-        "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="how long to wait for the process (default: 60)"
+        "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="to wait for the process (default: 60)"
     )
     diff = commands.add_parser(
         "diff",
