@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from .snapshots.model import Snapshot as Snapshot
     from .snapshots.model import load_snapshot as load_snapshot
     from .stats import device_stats as device_stats
+    from .unmapping import on_unmap as on_unmap
+    from .unmapping import remove_on_unmap as remove_on_unmap
 
 # Where each public name lives; the imports above say the same to type checkers.
 _PUBLIC = {
@@ -74,6 +76,7 @@ _PUBLIC = {
     "snapshots.leak_watch": ("Leak", "LeakWatch", "watch_leaks"),
     "snapshots.model": ("Snapshot", "load_snapshot"),
     "stats": ("device_stats",),
+    "unmapping": ("on_unmap", "remove_on_unmap"),
 }
 
 

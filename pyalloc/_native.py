@@ -34,6 +34,22 @@ _ERRORS: Final[dict[int, type[errors.PyallocError]]] = {
 RECLAIM: Final = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 
 
+class MappingEvent(ctypes.Structure):
+    """pyalloc_mapping_event: a run of addresses that got memory or is to lose it."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("kind", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("pool", ctypes.c_int),
+        ("address", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+    )
+
+
+MAPPING_OBSERVER: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(MappingEvent))
+
+
 class Stat(ctypes.Structure):
     """pyalloc_stat: one number with its history."""
 
@@ -103,6 +119,8 @@ class Library:
         self._dll.pyalloc_lora_prepare.argtypes = (ctypes.c_int, ctypes.c_uint64)
         self._dll.pyalloc_add_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p, ctypes.c_int)
         self._dll.pyalloc_remove_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p)
+        self._dll.pyalloc_add_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p, ctypes.c_uint32)
+        self._dll.pyalloc_remove_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p)
         self._dll.pyalloc_set_pool_limit.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
         self._dll.pyalloc_escapes_json.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
         self._dll.pyalloc_escapes_json.restype = ctypes.c_size_t
@@ -254,6 +272,14 @@ class Library:
     def remove_reclaimer(self, function: Any) -> None:
         """InvalidArgumentError when it is not registered."""
         self._check(self._dll.pyalloc_remove_reclaimer(function, None))
+
+    def add_mapping_observer(self, function: Any, kinds: int) -> None:
+        """`function` is a MAPPING_OBSERVER that must stay alive; kinds: 1 mapped, 2 about to be unmapped, 3 both."""
+        self._check(self._dll.pyalloc_add_mapping_observer(function, None, kinds))
+
+    def remove_mapping_observer(self, function: Any) -> None:
+        """Returns when no other thread is in it. InvalidArgumentError when it is not registered."""
+        self._check(self._dll.pyalloc_remove_mapping_observer(function, None))
 
     def oom(self) -> dict[str, Any]:
         """What was refused: counts by reason and the last refusals."""

@@ -269,6 +269,28 @@ typedef void (*pyalloc_oom_fn)(void* context, int device, size_t bytes, size_t d
                                int rejected_by_limit);
 pyalloc_status pyalloc_add_oom_observer(pyalloc_oom_fn fn, void* context);
 
+/* --- mappings: who is told that addresses get memory or lose it --- */
+typedef enum pyalloc_mapping_kind {
+  PYALLOC_MAPPED = 1,   /* before any block there is handed out */
+  PYALLOC_UNMAPPING = 2 /* before the run is unmapped; nothing lies there until it is */
+} pyalloc_mapping_kind;
+typedef struct pyalloc_mapping_event {
+  uint32_t size;
+  pyalloc_mapping_kind kind;
+  int device;
+  int pool;
+  void* address; /* of a run of whole granules */
+  size_t bytes;
+} pyalloc_mapping_event;
+typedef void (*pyalloc_mapping_fn)(void* context, const pyalloc_mapping_event* event);
+/* Calls fn for the kinds asked for (one, or both added). For every address they take turns; what was mapped before fn came is told only
+ * when it goes. Memory that moves is told of at its new address at once, at its old one when that mapping is undone, which is later. fn
+ * runs on any thread, the maintenance thread among them, with no lock held, and may allocate and free. Threads wait until the memory they
+ * are given was told of, so fn of PYALLOC_MAPPED must not wait for another thread, nor for Python's lock. */
+pyalloc_status pyalloc_add_mapping_observer(pyalloc_mapping_fn fn, void* context, uint32_t kinds);
+/* Returns when no other thread is in it any more. */
+pyalloc_status pyalloc_remove_mapping_observer(pyalloc_mapping_fn fn, void* context);
+
 /* --- checks --- */
 /* The whole-structure truth: PYALLOC_OK, or PYALLOC_DRIVER_ERROR with the first broken invariant in pyalloc_last_error(). */
 pyalloc_status pyalloc_validate(int device);
@@ -303,6 +325,8 @@ typedef struct pyalloc_api {
   pyalloc_status (*add_reclaimer)(pyalloc_reclaim_fn, void*, int);
   pyalloc_status (*add_oom_observer)(pyalloc_oom_fn, void*);
   pyalloc_status (*enable_peer_access)(int, int);
+  pyalloc_status (*add_mapping_observer)(pyalloc_mapping_fn, void*, uint32_t);
+  pyalloc_status (*remove_mapping_observer)(pyalloc_mapping_fn, void*);
 } pyalloc_api;
 /* Null when the library does not speak `version`. */
 const pyalloc_api* pyalloc_get_api(uint32_t version);

@@ -312,6 +312,8 @@ const pyalloc_api* pyalloc_get_api(uint32_t version) {
       pyalloc_add_reclaimer,
       pyalloc_add_oom_observer,
       pyalloc_enable_peer_access,
+      pyalloc_add_mapping_observer,
+      pyalloc_remove_mapping_observer,
   };
   return version == PYALLOC_ABI_VERSION ? &table : nullptr;
 }

@@ -28,7 +28,7 @@ Registry::Registry() {
 }
 
 void Registry::lock_for_fork(bool lock) {
-  RankedMutex* const mutexes[] = {&mutex_, &ladder_->mutex(), &names_mutex(), &tags_mutex()};
+  RankedMutex* const mutexes[] = {&mutex_, &ladder_->mutex(), &observers_.mutex(), &names_mutex(), &tags_mutex()};
   for (RankedMutex* one : mutexes) lock ? one->lock() : one->unlock();
 }
 
@@ -148,7 +148,7 @@ Status Registry::open(int device) {
     for (PoolId pool = 0; pool < kMostPools; ++pool)
       heap_options.pool_limits.push_back(pool_limit_locked(device, pool));
     std::unique_ptr<DeviceHeap> opened;
-    status = DeviceHeap::open(device, heap_options, opened);
+    status = DeviceHeap::open(device, heap_options, observers_, opened);
     if (status != kOk) return status;
     heaps_[device].store(opened.release(), std::memory_order_release);
     first = options.maintenance;
@@ -225,6 +225,8 @@ Status Registry::shutdown() {
   Status status = usable();
   if (status != kOk) return status;
   maintenance_->stop();
+  for (DeviceHeap* heap : open_heaps()) heap->tell_closing();
+  observers_.clear();
   Lock lock(mutex_);
   maintenance_ = std::make_unique<Maintenance>();
   ladder_ = std::make_unique<Ladder>();

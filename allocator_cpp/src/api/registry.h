@@ -46,6 +46,7 @@ class Registry {
   std::vector<DeviceHeap*> open_heaps() const;
 
   Ladder& ladder() { return *ladder_; }
+  MappingObservers& observers() { return observers_; }
   // Why nothing may be done now (forked child, exiting), or kOk.
   Status usable() const;
   bool dead() const { return state_.load(std::memory_order_relaxed) != State::kAlive; }
@@ -83,6 +84,7 @@ class Registry {
   uint64_t pool_limits_[kMostDevices][kMostPools];  // kNotSet: as configured
   std::atomic<int> device_count_{0};
   std::atomic<State> state_{State::kAlive};
+  MappingObservers observers_;
   std::unique_ptr<Ladder> ladder_ = std::make_unique<Ladder>();
   std::unique_ptr<Maintenance> maintenance_ = std::make_unique<Maintenance>();
 };

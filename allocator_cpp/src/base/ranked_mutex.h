@@ -1,5 +1,5 @@
 // A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order. Order,
-// outermost first: registry, ladder, names (of pools), tags, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
+// outermost first: registry, ladder, observers (of mappings), names (of pools), tags, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
 // pool), heap (one device), log. Two lanes are held together only by a settle, in the order of their index.
 #pragma once
 #include <mutex>
@@ -12,6 +12,7 @@ namespace pyalloc {
 enum class Rank : int {
   kRegistry = 1,
   kLadder,
+  kObservers,
   kNames,
   kTags,
   kMaintenance,

@@ -20,8 +20,8 @@ constexpr double kTightSlack = 0.01, kTightDevice = 0.03;
 }  // namespace
 
 Backing::Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks,
-                 Counters& counters)
-    : clocks_(clocks), blocks_(blocks), counters_(counters), granules_(device, granule_bytes, counters) {
+                 Counters& counters, MappingNews& news)
+    : clocks_(clocks), blocks_(blocks), counters_(counters), news_(news), granules_(device, granule_bytes, counters) {
   access_.push_back({{cuda::kLocationDevice, device}, cuda::kAccessReadWrite});
 }
 
@@ -143,7 +143,7 @@ int64_t Backing::break_up(int64_t wanted) {
   if (!has_stale()) poll_streams();  // else undo_stale does
   undo_stale(SIZE_MAX);              // memory with an old mapping would not become free
   int64_t before = granules_.held();
-  for (HandleId id; wanted > 0 && (id = granules_.take_from_shelf(UINT32_MAX)) != 0;) {
+  for (HandleId id; wanted > 0 && (id = granules_.take_from_shelf(UINT32_MAX, true)) != 0;) {
     wanted -= granules_.handle(id).granules;
     if (!granules_.release(id)) break;
   }
@@ -292,6 +292,16 @@ void Backing::adopt(AddressSpace& space, uint64_t offset, uint64_t bytes, const 
   }
 }
 
+// Notes what was mapped for the observers, a run of neighbours as one.
+void Backing::note_mapped(const AddressSpace& space, const std::vector<Found>& found) {
+  for (size_t i = 0; i < found.size();) {
+    uint32_t first = found[i].placement.slot, next = first;
+    for (; i < found.size() && found[i].placement.slot == next; ++i)
+      next += granules_.handle(found[i].placement.handle).granules;
+    news_.mapped(space.address(first), uint64_t{next - first} * space.granule_bytes());
+  }
+}
+
 // Takes one live block off every slot from `first` to `last`; slots without a handle are those a failed commit marked.
 void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) {
   int64_t now = -1;
@@ -377,6 +387,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     return status;
   }
   adopt(space, offset, bytes, found);
+  note_mapped(space, found);
   pool.note_peak();
   return kOk;
 }

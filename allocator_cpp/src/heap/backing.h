@@ -18,6 +18,11 @@
 // device with no room for any), memory is tight: every new handle is one granule, and a place that strands little is
 // preferred.
 //
+// Where observers want to hear of an unmapping first, none happens here: old mappings that are due become departures, and
+// an idle handle that is given back goes to the shelf, its old mapping a departure. The heap takes them, tells of them
+// with no lock held, and comes back to undo them. Until then the memory may serve anyone at another address, as memory
+// that was stolen may.
+//
 // Order of use: a handle remembers which streams freed memory in it (`uses`) and, after a steal, which streams' uses
 // at its old address may not be finished (`inherited`). Whoever gets a handle is ordered after both, by completed
 // events or by GPU-side waits. Guarded by the heap's lock, with the context current.
@@ -28,6 +33,7 @@
 #include <vector>
 
 #include "facts/block_counters.h"
+#include "heap/mapping_news.h"
 #include "stream/stream_clocks.h"
 #include "vm/address_space.h"
 #include "vm/granules.h"
@@ -56,7 +62,18 @@ class Backing {
     int64_t score() const { return impossible ? INT64_MAX : 8 * handles + stranded; }
   };
 
-  Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks, Counters& counters);
+  // An old mapping that still stands.
+  struct Stale {
+    AddressSpace* space;
+    uint32_t slot, granules;
+    HandleId handle;  // 0: the driver refused to undo a mapping that was never used
+    Uses uses;
+    bool give_back = false;  // the handle goes to the driver then, if it still lies on the shelf
+    bool told = false;       // observers know
+  };
+
+  Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks, Counters& counters,
+          MappingNews& news);
 
   BackingPolicy& policy() { return policy_; }
   Granules& granules() { return granules_; }
@@ -81,8 +98,13 @@ class Backing {
   uint64_t give_back(int64_t idle_before_ms, size_t most);
   // Lets device `peer` use every mapping, those that stand and those to come.
   Status add_peer(int peer);
-  size_t stale_mappings() const { return stale_.size(); }
-  bool has_stale() const { return !stale_.empty(); }
+  size_t stale_mappings() const { return stale_.size() + departures_.size() + departing_; }
+  bool has_stale() const { return !stale_.empty() || !departures_.empty(); }
+  // Old mappings that are due and wait to be told of; whoever takes them brings them back to undo().
+  std::vector<Stale> take_departures();
+  void undo_departures(std::vector<Stale> departures);
+  std::vector<Stale> every_mapping() const;  // old and new
+  static void sort_by_place(std::vector<Stale>& mappings);
   // Idle granules may be given back only when their streams are done: asks every stream.
   void poll_streams();
 
@@ -99,12 +121,6 @@ class Backing {
   struct Found {
     Placement placement;
     Origin origin;
-  };
-  struct Stale {
-    AddressSpace* space;
-    uint32_t slot, granules;
-    HandleId handle;  // 0: the driver refused to undo a mapping that was never used
-    Uses uses;
   };
   struct Run {
     uint32_t slot, slots;
@@ -124,6 +140,9 @@ class Backing {
   HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
   int64_t break_up(int64_t wanted);
   void return_idle(std::vector<HandleId> due);
+  void depart(HandleId id);
+  void undo(std::vector<Stale> due);
+  void note_mapped(const AddressSpace& space, const std::vector<Found>& found);
   void put_back(const std::vector<Found>& found);
   void adopt(AddressSpace& space, uint64_t offset, uint64_t bytes, const std::vector<Found>& found);
   void release_touch(AddressSpace& space, uint32_t first, uint32_t last);
@@ -131,11 +150,14 @@ class Backing {
   StreamClocks& clocks_;
   const BlockCounters& blocks_;
   Counters& counters_;
+  MappingNews& news_;
   BackingPolicy policy_;
   Granules granules_;
   std::vector<AddressSpace*> spaces_;     // by id
   std::vector<cuda::AccessDesc> access_;  // every device that may use our mappings: the own one first
   std::deque<Stale> stale_;               // oldest first
+  std::vector<Stale> departures_;
+  size_t departing_ = 0;  // taken and not yet back
   bool refused_by_limit_ = false, refused_by_pool_ = false;
   int64_t full_at_ = INT64_MAX;  // granules held when the driver last had no more
 };

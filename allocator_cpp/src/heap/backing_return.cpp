@@ -22,9 +22,17 @@ size_t Backing::undo_stale(size_t most) {
     stale_.pop_front();
   }
   stale_.insert(stale_.begin(), kept.begin(), kept.end());
-  std::sort(due.begin(), due.end(), [](const Stale& a, const Stale& b) {
-    return a.space != b.space ? a.space->id() < b.space->id() : a.slot < b.slot;
-  });
+  if (news_.tells_first()) {
+    departures_.insert(departures_.end(), due.begin(), due.end());
+  } else {
+    undo(std::move(due));
+  }
+  return stale_.size();
+}
+
+// Undoes old mappings, a run of neighbours with one unmap.
+void Backing::undo(std::vector<Stale> due) {
+  sort_by_place(due);
   for (size_t i = 0, end = 0; i < due.size(); i = end) {
     AddressSpace& space = *due[i].space;
     uint32_t first = due[i].slot, next = first;
@@ -35,14 +43,70 @@ size_t Backing::undo_stale(size_t most) {
       continue;
     }
     for (uint32_t index = first; index < next; ++index) space.slot(index).stale = false;
-    for (size_t undone = i; undone < end; ++undone)
-      if (due[undone].handle != 0) granules_.remove_stale(due[undone].handle);
+    for (size_t undone = i; undone < end; ++undone) {
+      HandleId id = due[undone].handle;
+      if (id == 0) continue;
+      granules_.remove_stale(id);
+      if (!due[undone].give_back || !granules_.handle(id).shelved || granules_.handle(id).stale > 0) continue;
+      granules_.take_off_shelf(id);
+      granules_.release(id);
+    }
   }
-  return stale_.size();
+}
+
+std::vector<Backing::Stale> Backing::take_departures() {
+  std::vector<Stale> taken;
+  taken.swap(departures_);
+  departing_ += taken.size();
+  return taken;
+}
+
+void Backing::sort_by_place(std::vector<Stale>& mappings) {
+  std::sort(mappings.begin(), mappings.end(), [](const Stale& a, const Stale& b) {
+    return a.space != b.space ? a.space->id() < b.space->id() : a.slot < b.slot;
+  });
+}
+
+std::vector<Backing::Stale> Backing::every_mapping() const {
+  std::vector<Stale> all(stale_.begin(), stale_.end());
+  all.insert(all.end(), departures_.begin(), departures_.end());
+  for (AddressSpace* space : spaces_) {
+    for (uint32_t index = 0; index < space->highest_used(); ++index) {
+      HandleId id = space->slot(index).handle;
+      if (id == 0 || granules_.handle(id).slot != index) continue;
+      all.push_back({space, index, granules_.handle(id).granules, id, Uses{}});
+    }
+  }
+  return all;
+}
+
+void Backing::undo_departures(std::vector<Stale> departures) {
+  departing_ -= departures.size();
+  for (Stale& one : departures) one.told = true;
+  undo(std::move(departures));
+}
+
+// An idle handle leaves its address: what happens to one that is stolen, but that nobody has it yet.
+void Backing::depart(HandleId id) {
+  granules_.take_idle(id);
+  const Handle& handle = granules_.handle(id);
+  AddressSpace& space = *spaces_[handle.space];
+  departures_.push_back({&space, handle.slot, handle.granules, id, Uses{}, true});
+  for (uint32_t index = handle.slot; index < handle.slot + handle.granules; ++index) {
+    space.set_unmapped(index);
+    space.slot(index).stale = true;
+  }
+  granules_.unmapped(id);
+  granules_.add_stale(id);
+  granules_.put_on_shelf(id);
 }
 
 // Unmaps and releases idle handles, a run of neighbours with one unmap.
 void Backing::return_idle(std::vector<HandleId> due) {
+  if (news_.tells_first()) {
+    for (HandleId id : due) depart(id);
+    return;
+  }
   auto at = [&](HandleId id) -> const Handle& { return granules_.handle(id); };
   std::sort(due.begin(), due.end(), [&](HandleId a, HandleId b) {
     return at(a).space != at(b).space ? at(a).space < at(b).space : at(a).slot < at(b).slot;
@@ -69,7 +133,7 @@ uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
   int64_t before = granules_.held();
   full_at_ = INT64_MAX;
   while (most > 0) {
-    HandleId id = granules_.take_from_shelf(UINT32_MAX);
+    HandleId id = granules_.take_from_shelf(UINT32_MAX, true);
     if (id == 0 || !granules_.release(id)) break;
     --most;
   }
@@ -113,6 +177,8 @@ void Backing::close() {
     if (unmap_run(space, slot, count, counters_) != kOk && unmap_run(space, slot, count, counters_) != kOk)
       space.leave_reservation();
   };
+  stale_.insert(stale_.end(), departures_.begin(), departures_.end());
+  departures_.clear();
   for (const Stale& one : stale_) {
     unmap(*one.space, one.slot, one.granules);
     if (one.handle != 0) granules_.remove_stale(one.handle);
@@ -149,8 +215,9 @@ bool Backing::validate(std::string& reason) const {
     return reason = "backing: mapped and shelved granules are not all that are held", false;
   int64_t listed = 0;
   for (const Stale& one : stale_) listed += one.granules;
+  for (const Stale& one : departures_) listed += one.granules;
   // A stuck slot may lie above everything that was ever mapped, so the list can be longer than what was counted.
-  if (stale > listed) return reason = "backing: a stale slot is on no list", false;
+  if (departing_ == 0 && stale > listed) return reason = "backing: a stale slot is on no list", false;
   return true;
 }
 

@@ -1,4 +1,5 @@
 // What the ladder, empty_cache and the maintenance thread ask of a heap (device_heap.h, "rungs and chores").
+#include <algorithm>
 
 #include "driver/context_scope.h"
 #include "heap/device_heap.h"
@@ -27,6 +28,7 @@ bool DeviceHeap::wait_for_events() {
     }
     backing_.undo_stale(SIZE_MAX);
   }
+  undo_departures();
   return poll_pending() || moved;
 }
 
@@ -62,32 +64,54 @@ uint64_t DeviceHeap::trim() {
       proven &= clocks_.synchronize(stream) || clocks_.owned(stream);
   }
   if (!proven) synchronize_context();  // a stream that is gone: only the whole context can prove its work finished
-  Lock lock(mutex_);
-  ContextScope scope(context_);
-  backing_.undo_stale(SIZE_MAX);
-  uint64_t given = backing_.give_back(INT64_MAX, SIZE_MAX);
-  observe();
-  self_check();
-  return given;
+  return give_back([this] {
+    backing_.undo_stale(SIZE_MAX);
+    backing_.give_back(INT64_MAX, SIZE_MAX);
+    self_check();
+  });
+}
+
+// The bytes that the driver got by it, and by the departures it left.
+template <class Body>
+uint64_t DeviceHeap::give_back(Body&& body) {
+  int64_t before = 0, after = 0;
+  {
+    Lock lock(mutex_);
+    ContextScope scope(context_);
+    before = backing_.granules().held();
+    body();
+    after = backing_.granules().held();
+    observe();
+  }
+  if (undo_departures()) {
+    Lock lock(mutex_);
+    after = backing_.granules().held();
+  }
+  return static_cast<uint64_t>(std::max<int64_t>(0, before - after)) * granule_bytes_;
 }
 
 size_t DeviceHeap::undo_stale(size_t most) {
-  Lock lock(mutex_);
-  if (!backing_.has_stale()) return 0;
-  ContextScope scope(context_);
-  size_t left = backing_.undo_stale(most);
-  observe();
+  size_t left = 0;
+  {
+    Lock lock(mutex_);
+    if (!backing_.has_stale()) return 0;
+    ContextScope scope(context_);
+    left = backing_.undo_stale(most);
+    observe();
+  }
+  undo_departures();
   return left;
 }
 
 uint64_t DeviceHeap::decay(int64_t idle_before_ms, size_t most) {
-  Lock lock(mutex_);
-  if (!caching_ || (backing_.granules().idle() == 0 && backing_.granules().on_shelf() == 0)) return 0;
-  ContextScope scope(context_);
-  backing_.poll_streams();
-  uint64_t given = backing_.give_back(idle_before_ms, most);
-  observe();
-  return given;
+  {
+    Lock lock(mutex_);
+    if (!caching_ || (backing_.granules().idle() == 0 && backing_.granules().on_shelf() == 0)) return 0;
+  }
+  return give_back([&] {
+    backing_.poll_streams();
+    backing_.give_back(idle_before_ms, most);
+  });
 }
 
 bool DeviceHeap::has_chores() {

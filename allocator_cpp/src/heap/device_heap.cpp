@@ -42,7 +42,8 @@ Status DeviceHeap::check_device(int ordinal) {
   return has_vmm != 0 ? kOk : no_vmm(ordinal);
 }
 
-Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr<DeviceHeap>& heap) {
+Status DeviceHeap::open(int ordinal, const HeapOptions& options, MappingObservers& observers,
+                        std::unique_ptr<DeviceHeap>& heap) {
   cuda::Result result = driver().init(0);
   if (result != cuda::kSuccess) return driver_failure("cuInit", result, "opening the driver");
   cuda::Device device = 0;
@@ -68,7 +69,7 @@ Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr
     return driver_failure("cuMemGetAllocationGranularity", result, "asking for the device's granularity");
   }
   size_t granule = granularity == 0 ? kGranule : align_up(kGranule, granularity);
-  std::unique_ptr<DeviceHeap> opened(new DeviceHeap(ordinal, options, context, granule, total));
+  std::unique_ptr<DeviceHeap> opened(new DeviceHeap(ordinal, options, observers, context, granule, total));
   Pool* general = nullptr;
   status = options.caching ? opened->open_pool(kGeneralPool, general) : kOk;
   if (status != kOk) return status;
@@ -77,8 +78,8 @@ Status DeviceHeap::open(int ordinal, const HeapOptions& options, std::unique_ptr
   return kOk;
 }
 
-DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context context, size_t granule_bytes,
-                       uint64_t total)
+DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, MappingObservers& observers, cuda::Context context,
+                       size_t granule_bytes, uint64_t total)
     : device_(ordinal),
       context_(context),
       granule_bytes_(granule_bytes),
@@ -89,7 +90,8 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context co
       predict_(options.predict_lifetimes && !options.guard),
       kv_large_threshold_(options.kv_large_threshold),
       check_(options.check),
-      backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_),
+      news_(observers, ordinal),
+      backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_, news_),
       fraction_(options.memory_fraction) {
   std::copy(options.pool_limits.begin(), options.pool_limits.end(), pool_limits_);
   backing_.policy() = {options.slack, options.cross_stream_wait, options.limit, options.memory_fraction, total,
@@ -321,6 +323,8 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
   }
   observe();
   self_check();
+  lock.unlock();
+  if (guard_) undo_departures();
   return kOk;
 }
 

@@ -15,6 +15,7 @@
 #pragma once
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,6 +27,7 @@
 #include "facts/counters.h"
 #include "heap/backing.h"
 #include "heap/lane.h"
+#include "heap/mapping_news.h"
 #include "heap/pool.h"
 #include "heap/space.h"
 #include "stream/stream_clocks.h"
@@ -54,7 +56,8 @@ class DeviceHeap {
   // Refuses a device that is known to lack virtual memory management; makes no context.
   static Status check_device(int ordinal);
   // Opens device `ordinal`: its primary context, two reservations; no memory yet.
-  static Status open(int ordinal, const HeapOptions& options, std::unique_ptr<DeviceHeap>& heap);
+  static Status open(int ordinal, const HeapOptions& options, MappingObservers& observers,
+                     std::unique_ptr<DeviceHeap>& heap);
   ~DeviceHeap();
 
   int device() const { return device_; }
@@ -67,8 +70,12 @@ class DeviceHeap {
   // chosen: somebody meant this pool; else what is expected to die young goes from the general pool to the workspace.
   Status allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
     Lane* lane = owned ? seen_lane(pool, stream, false).load(std::memory_order_acquire) : nullptr;
-    if (lane != nullptr && lane->serves(pool, chosen, stream, bytes)) return lane->allocate(bytes, pointer);
-    return find_and_allocate(pool, chosen, stream, owned, bytes, pointer);
+    Status status = lane != nullptr && lane->serves(pool, chosen, stream, bytes)
+                        ? lane->allocate(bytes, pointer)
+                        : find_and_allocate(pool, chosen, stream, owned, bytes, pointer);
+    if (__builtin_expect(static_cast<int>(status != kOk) | static_cast<int>(news_.untold()), 0))
+      return after_news(status, pool, chosen, stream, owned, bytes, pointer);
+    return status;
   }
   Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed) {
     return space.lane() != nullptr ? space.lane()->deallocate(address, freed)
@@ -91,6 +98,10 @@ class DeviceHeap {
   size_t undo_stale(size_t most);  // old mappings that are due; returns how many are left
   uint64_t decay(int64_t idle_before_ms, size_t most);
   // The high-water of live bytes forgets half of what lies above the present.
+  // Undoes what observers had to be told of first, and tells them. True when there was something.
+  bool undo_departures();
+  // The heap is about to close: tells of every mapping.
+  void tell_closing();
   void age_high_water() { block_counters_.decay_high_water(); }
   bool has_chores();
 
@@ -182,9 +193,11 @@ class DeviceHeap {
     size_t requested, bytes;
     cuda::Stream stream;
   };
-  DeviceHeap(int ordinal, const HeapOptions& options, cuda::Context context, size_t granule_bytes, uint64_t total);
+  DeviceHeap(int ordinal, const HeapOptions& options, MappingObservers& observers, cuda::Context context,
+             size_t granule_bytes, uint64_t total);
   void open_reserve(uint64_t bytes);
   void keep(Pool& pool, Reserve& which, Reserve now);
+  Status set_aside_for_lora(uint64_t bytes);
   void end_prepared();
   static constexpr uint64_t kNowhere = UINT64_MAX;
   Choice mapped_fit(const Space& space, uint32_t units, StreamIndex stream) const;
@@ -198,6 +211,12 @@ class DeviceHeap {
   void set_limit(Pool& pool, uint64_t bytes) const;
   Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
+  // departures.cpp: the rest of a try that failed, or that mapped what observers are not told of yet.
+  Status after_news(Status status, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                    void** pointer);
+  Status settle(Status status, const std::function<Status()>& again);
+  void tell_mapped();
+  void tell_unmapping(std::vector<Backing::Stale> leaving);
   Status find_and_allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena);  // null: too many streams
   Status allocate_in(PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
@@ -229,6 +248,8 @@ class DeviceHeap {
   Piece committed(const Space& space, const Range& range) const { return committed(space, range.start, range.length); }
   void stamp_recorded(PendingFree& pending, uint64_t address, cuda::Stream home);
   void observe();
+  template <class Body>
+  uint64_t give_back(Body&& body);
   template <class Visit>
   void each_space(
       Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
@@ -250,6 +271,7 @@ class DeviceHeap {
   Counters counters_;
   BlockCounters block_counters_{mutex_};
   StreamClocks clocks_{counters_};
+  MappingNews news_;
   Backing backing_;
   MappedTotals mapped_[kKinds];
   MappedTotals activations_;  // `used` and its peak, of the pools that hold them

@@ -62,6 +62,10 @@ uint64_t DeviceHeap::find_clean(const Space& space, uint64_t from, uint64_t byte
 }
 
 Status DeviceHeap::prepare_lora(uint64_t bytes) {
+  return settle(set_aside_for_lora(bytes), [&] { return set_aside_for_lora(bytes); });
+}
+
+Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   Lock lock(mutex_);
   end_prepared();
   if (bytes == 0) return kOk;

@@ -1,7 +1,7 @@
 // The one thread of the process that works off the allocation path: it undoes old mappings once their last use is
 // finished, and gives memory that has been idle for the decay time back to the driver. Started at the first allocation,
-// stopped at exit, not re-created after fork. It takes a heap's lock for a bounded batch at a time and runs no user
-// code.
+// stopped at exit, not re-created after fork. It takes a heap's lock for a bounded batch at a time, and runs no
+// user code but the observers of what it unmaps.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -53,23 +53,28 @@ bool Granules::release(HandleId id) {
   return true;
 }
 
-HandleId Granules::take_from_shelf(uint32_t most) {
-  size_t best = shelf_.size();
-  for (size_t i = 0; i < shelf_.size(); ++i) {
-    uint32_t granules = handles_[shelf_[i]].granules;
-    if (granules <= most && (best == shelf_.size() || granules > handles_[shelf_[best]].granules)) best = i;
+HandleId Granules::take_from_shelf(uint32_t most, bool settled) {
+  HandleId best = 0;
+  for (HandleId id : shelf_) {
+    const Handle& one = handles_[id];
+    if (one.granules > most || (settled && one.stale > 0)) continue;
+    if (best == 0 || one.granules > handles_[best].granules) best = id;
   }
-  if (best == shelf_.size()) return 0;
-  HandleId id = shelf_[best];
-  shelf_[best] = shelf_.back();
+  if (best != 0) take_off_shelf(best);
+  return best;
+}
+
+void Granules::take_off_shelf(HandleId id) {
+  *std::find(shelf_.begin(), shelf_.end(), id) = shelf_.back();
   shelf_.pop_back();
+  handles_[id].shelved = false;
   on_shelf_ -= handles_[id].granules;
-  return id;
 }
 
 void Granules::put_on_shelf(HandleId id) {
   PYALLOC_ASSERT(!handles_[id].mapped);
   shelf_.push_back(id);
+  handles_[id].shelved = true;
   on_shelf_ += handles_[id].granules;
 }
 
@@ -149,6 +154,8 @@ bool Granules::validate(std::string& reason) const {
     if (one.live_slots > 0) stranded_seen += one.granules - one.live_slots;
     if (one.granules > 0 && !one.mapped) unmapped_seen += one.granules;
     if (one.split) split_seen += one.granules;
+    if (one.granules > 0 && one.shelved == one.mapped)
+      return reason = "granules: a handle is not either mapped or on the shelf", false;
     if (one.split && one.idle) return reason = "granules: an idle handle is split", false;
     if (one.idle && !one.mapped) return reason = "granules: an idle handle is not mapped", false;
     if (one.mapped && one.idle != (one.live_slots == 0))

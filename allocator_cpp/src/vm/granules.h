@@ -54,7 +54,7 @@ struct Handle {
   uint32_t live_slots = 0;  // slots of it that live blocks touch
   uint32_t stale = 0;       // old mappings that still stand: the driver frees the memory only after them
   uint16_t space = 0;
-  bool mapped = false, idle = false, pinned = false, split = false;
+  bool mapped = false, shelved = false, idle = false, pinned = false, split = false;
   Uses all_uses() const {
     Uses all = uses;
     all.add(inherited);
@@ -75,8 +75,10 @@ class Granules {
   // or offered again.
   bool release(HandleId id);
 
-  // A handle of at most `most` granules, the larger the better; 0 when there is none.
-  HandleId take_from_shelf(uint32_t most);
+  // A handle of at most `most` granules, the larger the better; 0 when there is none. settled: one that has no old
+  // mapping, so that it can be released.
+  HandleId take_from_shelf(uint32_t most, bool settled = false);
+  void take_off_shelf(HandleId id);
   void put_on_shelf(HandleId id);
 
   void mapped_at(HandleId id, uint16_t space, uint32_t slot, const Uses& inherited);
