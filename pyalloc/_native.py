@@ -231,13 +231,14 @@ class Library:
         self._check(self._dll.pyalloc_find_pool(_c_text(name, "pool"), create, ctypes.byref(number)))
         return number.value
 
-    def create_pool(self, name: str, like: int, slab: int | None) -> int:
+    def create_pool(self, name: str, like: int, slab: int | None, contiguous: bool = False) -> int:
         """The number of a pool, made if there is none with the layout of pool `like` (-1: any) and slabs of `slab`
-        bytes (None: those of `like`). InvalidArgumentError for one that has another layout.
+        bytes (None: those of `like`), or with a handle for every block. InvalidArgumentError for one that has another
+        layout.
         """
         number = ctypes.c_int()
         slabs = ctypes.c_uint64(-1 if slab is None else slab)
-        self._check(self._dll.pyalloc_create_pool(_c_text(name, "pool"), like, slabs, ctypes.byref(number)))
+        self._check(self._dll.pyalloc_create_pool(_c_text(name, "pool"), like, slabs, contiguous, ctypes.byref(number)))
         return number.value
 
     def pool_names(self) -> list[str]:

@@ -87,7 +87,12 @@ def pool(name: str) -> PoolScope:
 
 
 def create_pool(
-    name: str, *, like: str | None = None, limit: int | str | None = None, slab: int | str | None = None
+    name: str,
+    *,
+    like: str | None = None,
+    limit: int | str | None = None,
+    slab: int | str | None = None,
+    contiguous: bool = False,
 ) -> str:
     """Makes a pool of your own, on every device, and returns its name; with one that exists, only its limit changes.
 
@@ -99,13 +104,18 @@ def create_pool(
     limit: most that its blocks may use on each device, in bytes or as "20GiB"; None leaves it as it is, 0 is none.
     slab: the slabs that its blocks from kv_large_threshold to that size share: 4, 8, 16 or 32 MiB, 0 for none;
     None: as `like` has them. Not for pools like weights or workspace.
+    contiguous: every tensor lies in one piece of physical memory, as NCCL, network cards (RDMA) and sharing with other
+    processes want it: those of 2 MiB and more in a piece of just their size, rounded up to 2 MiB, smaller ones several
+    in a piece of 2 MiB. The pieces can be exported as file descriptors, and network cards may reach them, where the
+    device says so. Takes the place of the layout of `like`, which cannot be workspace. A freed piece serves the next
+    tensor of its size, and goes back to the driver when memory is needed for anything else.
     Raises InvalidArgumentError, also for a limit below what is in use already, and for a layout that differs from that
     of the pool that exists; then no limit changes.
     """
     core = library()
     amount = None if limit is None else core.parse_size(limit)
     slabs = None if slab is None else core.parse_size(slab)
-    number = core.create_pool(name, -1 if like is None else core.find_pool(like), slabs)
+    number = core.create_pool(name, -1 if like is None else core.find_pool(like), slabs, bool(contiguous))
     if amount is not None:
         set_before: list[tuple[int, int]] = []
         try:

@@ -130,9 +130,9 @@ TEST(blocks_up_to_one_mib_lie_in_no_slab) {
 TEST(a_pool_of_ones_own_may_be_like_another) {
   Gpu gpu("memory:64GiB");
   int images = 0, steps = 0, packed = 0, again = 0;
-  CHECK_EQ(pyalloc_create_pool("images", kKv, 32 * kMiB, &images), PYALLOC_OK);
-  CHECK_EQ(pyalloc_create_pool("steps", PYALLOC_POOL_WORKSPACE, UINT64_MAX, &steps), PYALLOC_OK);
-  CHECK_EQ(pyalloc_create_pool("packed", kWeights, UINT64_MAX, &packed), PYALLOC_OK);
+  CHECK_EQ(pyalloc_create_pool("images", kKv, 32 * kMiB, 0, &images), PYALLOC_OK);
+  CHECK_EQ(pyalloc_create_pool("steps", PYALLOC_POOL_WORKSPACE, UINT64_MAX, 0, &steps), PYALLOC_OK);
+  CHECK_EQ(pyalloc_create_pool("packed", kWeights, UINT64_MAX, 0, &packed), PYALLOC_OK);
   void* block = in_pool(images, 20 * kMiB);
   CHECK_EQ(figures(images).used, 2 * kSlab);
   deallocate(block);
@@ -149,12 +149,14 @@ TEST(a_pool_of_ones_own_may_be_like_another) {
   CHECK(figures(packed).used <= 500 * int64_t{700 * 1024 + 1024} + 2 * 1024 * 1024);
   CHECK(valid());
   for (void* one : blocks) deallocate(one);
-  CHECK(pyalloc_create_pool("images", kKv, 32 * kMiB, &again) == PYALLOC_OK && again == images);
-  CHECK(pyalloc_create_pool("images", -1, UINT64_MAX, &again) == PYALLOC_OK && again == images);
-  CHECK(pyalloc_create_pool("images", kKv, UINT64_MAX, &again) == PYALLOC_INVALID_ARGUMENT && says("another layout"));
-  CHECK(pyalloc_create_pool("odd", kKv, 5 * kMiB, &again) == PYALLOC_INVALID_ARGUMENT && says("4, 8, 16 or 32 MiB"));
-  CHECK(pyalloc_create_pool("odd", kWeights, 4 * kMiB, &again) == PYALLOC_INVALID_ARGUMENT && says("a pool like kv"));
-  CHECK(pyalloc_create_pool("odd", PYALLOC_POOL_LORA, UINT64_MAX, &again) == PYALLOC_INVALID_ARGUMENT &&
+  CHECK(pyalloc_create_pool("images", kKv, 32 * kMiB, 0, &again) == PYALLOC_OK && again == images);
+  CHECK(pyalloc_create_pool("images", -1, UINT64_MAX, 0, &again) == PYALLOC_OK && again == images);
+  CHECK(pyalloc_create_pool("images", kKv, UINT64_MAX, 0, &again) == PYALLOC_INVALID_ARGUMENT &&
+        says("another layout"));
+  CHECK(pyalloc_create_pool("odd", kKv, 5 * kMiB, 0, &again) == PYALLOC_INVALID_ARGUMENT && says("4, 8, 16 or 32 MiB"));
+  CHECK(pyalloc_create_pool("odd", kWeights, 4 * kMiB, 0, &again) == PYALLOC_INVALID_ARGUMENT &&
+        says("a pool like kv"));
+  CHECK(pyalloc_create_pool("odd", PYALLOC_POOL_LORA, UINT64_MAX, 0, &again) == PYALLOC_INVALID_ARGUMENT &&
         says("its own"));
   CHECK(pyalloc_find_pool("odd", 0, &again) == PYALLOC_INVALID_ARGUMENT);  // no refusal made it
 }

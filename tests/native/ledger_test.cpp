@@ -136,7 +136,7 @@ TEST(the_activation_peak_is_of_what_is_held_for_the_moment) {
   deallocate(first);
   void* third = allocate(10 * kMiB);
   int images = -1;
-  CHECK_EQ(pyalloc_create_pool("images", PYALLOC_POOL_KV, UINT64_MAX, &images), PYALLOC_OK);
+  CHECK_EQ(pyalloc_create_pool("images", PYALLOC_POOL_KV, UINT64_MAX, 0, &images), PYALLOC_OK);
   deallocate(in_pool(images, 90 * kMiB));
   // 50 and 20 at once; the peaks of the pools one by one would say 50 and 30.
   CHECK_EQ(account().whole.activation_peak, as_number(70 * kMiB));

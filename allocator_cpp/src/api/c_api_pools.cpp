@@ -36,11 +36,12 @@ pyalloc_status pyalloc_find_pool(const char* name, int create, int* pool) {
   return status;
 }
 
-pyalloc_status pyalloc_create_pool(const char* name, int like, uint64_t slab_bytes, int* pool) {
+pyalloc_status pyalloc_create_pool(const char* name, int like, uint64_t slab_bytes, int contiguous, int* pool) {
   if (name == nullptr || pool == nullptr)
     return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_create_pool: an argument is null");
   PoolId id = 0;
-  Status status = create_pool(name, like < 0 || like >= kNoPool ? kNoPool : static_cast<PoolId>(like), slab_bytes, id);
+  Status status = create_pool(name, like < 0 || like >= kNoPool ? kNoPool : static_cast<PoolId>(like), slab_bytes,
+                              contiguous != 0, id);
   if (status == kOk) *pool = id;
   return status;
 }

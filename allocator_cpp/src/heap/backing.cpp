@@ -21,7 +21,11 @@ constexpr double kTightSlack = 0.01, kTightDevice = 0.03;
 
 Backing::Backing(int device, size_t granule_bytes, StreamClocks& clocks, const BlockCounters& blocks,
                  Counters& counters, MappingNews& news)
-    : clocks_(clocks), blocks_(blocks), counters_(counters), news_(news), granules_(device, granule_bytes, counters) {
+    : clocks_(clocks),
+      blocks_(blocks),
+      counters_(counters),
+      news_(news),
+      granules_(granule_properties(device), granule_bytes, counters) {
   access_.push_back({{cuda::kLocationDevice, device}, cuda::kAccessReadWrite});
 }
 
@@ -137,23 +141,24 @@ HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHan
 }
 
 // Gives idle handles that are finished back to the driver, so that smaller ones can be made of them: those that nobody
-// stole are too large for the run, and so are those on the shelf. The smallest first, until there are `wanted` granules.
-// Returns how many there were.
-int64_t Backing::break_up(int64_t wanted) {
+// stole are too large for the run, and so are those on the shelf. Handles of their own first, which serve nobody else,
+// then the smallest, until there are `wanted` granules. singles: also those of one granule. Returns how many there were.
+int64_t Backing::break_up(int64_t wanted, bool singles) {
   if (!has_stale()) poll_streams();  // else undo_stale does
   undo_stale(SIZE_MAX);              // memory with an old mapping would not become free
   int64_t before = granules_.held();
-  for (HandleId id; wanted > 0 && (id = granules_.take_from_shelf(UINT32_MAX, true)) != 0;) {
+  for (HandleId id; wanted > 0 && (id = granules_.take_settled()) != 0;) {
     wanted -= granules_.handle(id).granules;
     if (!granules_.release(id)) break;
   }
   std::vector<HandleId> due;
-  for (int kind = kHandleKinds - 2; kind >= 0; --kind) {
+  for (int kind = kOwnKind; kind >= 0; --kind) {
+    if (kind == kHandleKinds - 1 && !singles) continue;
     for (HandleId id = granules_.oldest_idle(kind); id != 0 && wanted > 0; id = granules_.newer_idle(id)) {
       const Handle& handle = granules_.handle(id);
       if (handle.pinned || handle.stale > 0 || !finished(handle.all_uses())) continue;
       due.push_back(id);
-      wanted -= kHandleSizes[kind];
+      wanted -= handle.granules;
     }
   }
   return_idle(std::move(due));
@@ -163,8 +168,8 @@ int64_t Backing::break_up(int64_t wanted) {
 // Slots behind `last` to which a new handle may reach: none has ever been used. Only where the device has room for
 // handles of the largest size.
 uint32_t Backing::unused_behind(const AddressSpace& space, uint32_t last) const {
-  if (!policy_.reach_ahead || space.one_stream || space.slab_slots > 1 || last < space.highest_used() ||
-      largest_handle() < kHandleSizes[0] || !may_split(kHandleSizes[0]))
+  if (!policy_.reach_ahead || space.one_stream || space.slab_slots > 1 || space.whole_blocks ||
+      last < space.highest_used() || largest_handle() < kHandleSizes[0] || !may_split(kHandleSizes[0]))
     return 0;
   uint32_t end = std::min(last + kHandleSizes[0], space.slots()), next = last + 1;
   while (next < end && !space.slot(next).stale) ++next;
@@ -247,6 +252,25 @@ Status Backing::find(const std::vector<Run>& missing, uint32_t ahead, StreamInde
     }
   }
   return kOk;
+}
+
+// One handle for all of a block, made where memory is above the budget of what idle memory comes back for it.
+Status Backing::find_whole(const Run& missing, std::vector<Found>& found) {
+  int64_t granules = missing.slots, limit = limit_granules();
+  bool limited = limit_bytes() < policy_.device_total;
+  int64_t above = granules_.held() + granules - std::min(limit, budget_granules(granules));
+  if (above > 0) break_up(above, true);
+  if (granules_.held() + granules > limit) {
+    refused_by_limit_ = limited;
+    return fail(PYALLOC_OUT_OF_MEMORY, "%s",
+                limited ? "the limit set for pyalloc is reached" : "the device's memory is used up");
+  }
+  Found one{{missing.slot, 0}, Origin::kCreated};
+  Status status = granules_.create(missing.slots, one.placement.handle, true);
+  if (status == PYALLOC_OUT_OF_MEMORY && break_up(granules, true) > 0)
+    status = granules_.create(missing.slots, one.placement.handle, true);
+  if (status == kOk) found.push_back(one);
+  return status == PYALLOC_OUT_OF_MEMORY ? fail(status, "the driver has no memory left in one piece") : status;
 }
 
 void Backing::put_back(const std::vector<Found>& found) {
@@ -366,7 +390,8 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   if (refused_by_pool_) status = fail(PYALLOC_OUT_OF_MEMORY, "the limit set for the pool is reached");
   std::vector<Found> found;
   if (status == kOk && !missing.empty()) {
-    status = find(missing, unused_behind(space, last), stream, found);
+    bool whole = space.whole_blocks && missing.front().slots > 1;
+    status = whole ? find_whole(missing.front(), found) : find(missing, unused_behind(space, last), stream, found);
     if (status == kOk) {
       std::vector<Placement> placements, stuck;
       placements.reserve(found.size());

@@ -138,7 +138,8 @@ class Backing {
   Status find(const std::vector<Run>& missing, uint32_t ahead, StreamIndex stream, std::vector<Found>& found);
   uint32_t unused_behind(const AddressSpace& space, uint32_t last) const;
   HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
-  int64_t break_up(int64_t wanted);
+  Status find_whole(const Run& missing, std::vector<Found>& found);
+  int64_t break_up(int64_t wanted, bool singles = false);
   void return_idle(std::vector<HandleId> due);
   void depart(HandleId id);
   void undo(std::vector<Stale> due);

@@ -133,12 +133,12 @@ uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
   int64_t before = granules_.held();
   full_at_ = INT64_MAX;
   while (most > 0) {
-    HandleId id = granules_.take_from_shelf(UINT32_MAX, true);
+    HandleId id = granules_.take_settled();
     if (id == 0 || !granules_.release(id)) break;
     --most;
   }
   std::vector<HandleId> due;
-  for (int kind = 0; kind < kHandleKinds; ++kind) {
+  for (int kind = 0; kind < kIdleLists; ++kind) {
     for (HandleId id = granules_.oldest_idle(kind); id != 0 && due.size() < most; id = granules_.newer_idle(id)) {
       if (granules_.handle(id).idle_since > idle_before_ms) break;
       const Handle& handle = granules_.handle(id);
@@ -200,7 +200,7 @@ void Backing::close() {
     }
   }
   for (int64_t tries = 2 * granules_.on_shelf(); tries > 0 && granules_.on_shelf() > 0; --tries)
-    granules_.release(granules_.take_from_shelf(UINT32_MAX));
+    granules_.release(granules_.take_settled());
 }
 
 bool Backing::validate(std::string& reason) const {

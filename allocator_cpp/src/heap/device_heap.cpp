@@ -21,7 +21,9 @@ Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
 }
 
 // Blocks of the packed pools all lie in what counts as large segments.
-Kind kind_of(const Pool& pool, size_t bytes) { return bytes > kMiB || pool.policy.packed ? kLarge : kSmall; }
+Kind kind_of(const Pool& pool, size_t bytes) {
+  return bytes > kMiB || pool.policy.packed || pool.policy.contiguous ? kLarge : kSmall;
+}
 
 Status no_vmm(int ordinal) {
   return fail(PYALLOC_NO_VMM,
@@ -184,6 +186,8 @@ Status DeviceHeap::allocate_in(PoolId id, cuda::Stream stream, bool owned, size_
     if (status == kOk) count(counters_.lora_overflows);
     return status;
   }
+  if (pool->policy.contiguous && !guard_)
+    return allocate_coarse(*lane, bytes < granule_bytes_ ? *pool->large_pages : pool->coarse, bytes, pointer);
   if (pool->large_pages != nullptr && bytes > kLargestFine && bytes >= kv_large_threshold_ &&
       bytes <= pool->policy.slab_bytes) {
     status = allocate_coarse(*lane, *pool->large_pages, bytes, pointer);
@@ -197,6 +201,7 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
   poll_pending();
   Pool& pool = lane.pool();
   size_t rounded = align_up(bytes, kUnit);
+  if (space.whole_blocks()) rounded = align_up(bytes, granule_bytes_);
   size_t wanted = guard_ ? align_up(rounded, granule_bytes_) + granule_bytes_ : rounded;
   auto alignment = static_cast<uint32_t>(guard_ ? granule_bytes_ / kUnit : 1);
   Kind kind = kind_of(pool, rounded);
@@ -208,8 +213,9 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
     NodeId id = kNoNode;
     auto units = static_cast<uint32_t>(wanted / kUnit);
     bool reserve = pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0;
-    Status status = reserve ? place_mapped(space, units, lane.index(), bytes, id)
-                            : place(space, units, alignment, lane.index(), RangeState::kLive, bytes, id);
+    Status status = reserve                ? place_mapped(space, units, lane.index(), bytes, id)
+                    : space.whole_blocks() ? place_whole(space, units, lane.index(), bytes, id)
+                                           : place(space, units, alignment, lane.index(), RangeState::kLive, bytes, id);
     observe();
     if (status != kOk) return status;
     uint64_t address = block_address(space, space.extents().range(id));

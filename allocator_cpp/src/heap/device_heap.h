@@ -202,6 +202,9 @@ class DeviceHeap {
   static constexpr uint64_t kNowhere = UINT64_MAX;
   Choice mapped_fit(const Space& space, uint32_t units, StreamIndex stream) const;
   uint64_t find_clean(const Space& space, uint64_t from, uint64_t bytes) const;
+  Status place_whole(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed);
+  Choice whole_fit(const Space& space, uint32_t units, StreamIndex stream, bool foreign) const;
+  Choice unmapped_fit(const Space& space, uint32_t units) const;
   Status place_mapped(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed);
   void refused_by(PoolId pool, bool by_limit) {
     refused_by_limit_.store(by_limit, std::memory_order_relaxed);

@@ -16,7 +16,8 @@ Lane::Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream s
       pool_(pool),
       block_counters_(counters),
       stream_(stream),
-      serves_bytes_(pool.policy.arena || pool.policy.packed || heap.guarded() ? 0 : kLargestFine),
+      serves_bytes_(pool.policy.arena || pool.policy.packed || pool.policy.contiguous || heap.guarded() ? 0
+                                                                                                        : kLargestFine),
       serves_unchosen_(pool.id == kGeneralPool && heap.predicts() ? std::min(serves_bytes_, kLargestSmall)
                                                                   : serves_bytes_),
       pool_id_(pool.id),

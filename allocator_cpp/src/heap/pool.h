@@ -6,6 +6,9 @@
 // KV tensors of the kv pool from `kv_large_threshold` to 16 MiB lie in large pages: a space in which memory comes and
 // goes by slabs of 16 MiB, so that what a few of them leave together moves together.
 //
+// A contiguous pool has memory of one handle behind every block, for NCCL, network cards and other processes: blocks of a
+// granule and more have a handle of just their granules (contiguous.cpp), smaller ones share granules. It has no lanes.
+//
 // What is allocated in a scope of the workspace pool lies in an arena of its stream: a lane with blocks of every size.
 //
 // The lora pool has a reserve (reserve.cpp): mapped memory that is never idle, so that nobody takes it, in which loads
@@ -32,17 +35,17 @@ class Lane;
 inline bool holds_activations(const PoolPolicy& policy) { return !policy.packed && policy.slab_bytes == 0; }
 
 struct Pool {
-  Pool(DeviceHeap& heap, PoolId number, uint16_t space_id, size_t granule_bytes, MappedTotals (&of_kinds)[kKinds])
+  Pool(DeviceHeap& heap, PoolId number, Layout layout, uint16_t space_id, size_t granule_bytes,
+       MappedTotals (&of_kinds)[kKinds])
       : id(number),
         policy(pool_policy(number)),
-        coarse(heap, *this, nullptr, pool_policy(number).packed ? Layout::kPacked : Layout::kCoarse, space_id,
-               granule_bytes, of_kinds, mapped) {}
+        coarse(heap, *this, nullptr, layout, space_id, granule_bytes, of_kinds, mapped) {}
 
   const PoolId id;
   const PoolPolicy policy;
   MappedTotals mapped;  // of all its spaces, and its limit
   Space coarse;
-  std::unique_ptr<Space> large_pages;  // where the policy has slabs
+  std::unique_ptr<Space> large_pages;  // where the policy has slabs, or is contiguous
   std::vector<Lane*> lanes_by_stream, arenas_by_stream;
   int64_t handed_out_coarse = 0;  // bytes asked for, ever
   Usage live_coarse;              // blocks of the spaces without a lane

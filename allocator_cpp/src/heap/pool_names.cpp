@@ -15,7 +15,11 @@ constexpr size_t kLongestName = 31;
 struct Names {
   RankedMutex mutex{Rank::kNames};
   char text[kMostPools][kLongestName + 1] = {"general", "weights", "kv", "workspace", "lora"};
-  PoolPolicy policy[kMostPools] = {{}, {true, false, 0}, {false, false, 16 * kMiB}, {false, true, 0}, {true, false, 0}};
+  PoolPolicy policy[kMostPools] = {{},
+                                   {true, false, false, 0},
+                                   {false, false, false, 16 * kMiB},
+                                   {false, true, false, 0},
+                                   {true, false, false, 0}};
   std::atomic<PoolId> count{5};
 };
 
@@ -77,7 +81,7 @@ Status find_or_make(const char* name, bool create, const PoolPolicy& policy, Poo
 
 Status find_pool(const char* name, bool create, PoolId& id) { return find_or_make(name, create, {}, id); }
 
-Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, PoolId& id) {
+Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, bool contiguous, PoolId& id) {
   if (like != kNoPool && (like >= pool_count() || like == PYALLOC_POOL_LORA))
     return fail(PYALLOC_INVALID_ARGUMENT,
                 "a pool cannot be like pool %d: lora's reserve is its own; expected a pool that exists, such as "
@@ -93,10 +97,19 @@ Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, PoolId& i
                   static_cast<unsigned long long>(slab_bytes), name);
     policy.slab_bytes = slab_bytes;
   }
+  if (contiguous) {
+    if (policy.arena || slab_bytes != kAsLike)
+      return fail(PYALLOC_INVALID_ARGUMENT,
+                  "the contiguous pool '%s' with slabs, or with the arenas of workspace; expected neither: each of its "
+                  "blocks has memory of one handle",
+                  name);
+    policy.contiguous = true;
+  }
   Status status = find_or_make(name, true, policy, id);
-  if (status != kOk || (like == kNoPool && slab_bytes == kAsLike)) return status;
+  if (status != kOk || (like == kNoPool && slab_bytes == kAsLike && !contiguous)) return status;
   const PoolPolicy& has = pool_policy(id);
-  if (has.packed != policy.packed || has.arena != policy.arena || has.slab_bytes != policy.slab_bytes)
+  if (has.packed != policy.packed || has.arena != policy.arena || has.contiguous != policy.contiguous ||
+      has.slab_bytes != policy.slab_bytes)
     return fail(PYALLOC_INVALID_ARGUMENT,
                 "the pool '%s' exists with another layout, which cannot be changed; choose another name", name);
   return kOk;

@@ -15,9 +15,10 @@ constexpr PoolId kMostPools = 64;  // in a process
 constexpr PoolId kNoPool = UINT16_MAX;
 
 struct PoolPolicy {
-  bool packed = false;    // blocks of every size end to end in one space (weights, lora)
-  bool arena = false;     // scopes are steps, each stream's in an arena of its own (workspace)
-  size_t slab_bytes = 0;  // blocks from kv_large_threshold to this size share slabs of it (kv); 0: none do
+  bool packed = false;      // blocks of every size end to end in one space (weights, lora)
+  bool arena = false;       // scopes are steps, each stream's in an arena of its own (workspace)
+  bool contiguous = false;  // every block in memory of one handle
+  size_t slab_bytes = 0;    // blocks from kv_large_threshold to this size share slabs of it (kv); 0: none do
 };
 
 // Finds the pool named `name`; makes it where `create` says so. Refuses names that could not stand in a configuration.
@@ -28,8 +29,8 @@ const char* pool_name(PoolId id);  // null: there is none
 const PoolPolicy& pool_policy(PoolId id);
 
 // Finds the pool or makes it, with the layout of pool `like` but slabs of `slab_bytes`. kNoPool: any layout; kAsLike: the
-// slabs of `like`. Refused where the pool exists with another layout.
+// slabs of `like`; contiguous: its own layout, whatever `like` has. Refused where the pool exists with another layout.
 constexpr uint64_t kAsLike = UINT64_MAX;
-Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, PoolId& id);
+Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, bool contiguous, PoolId& id);
 
 }  // namespace pyalloc

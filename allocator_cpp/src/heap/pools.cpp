@@ -23,15 +23,20 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
   Lock lock(mutex_);
   if ((opened = open_pool(id)) != nullptr) return kOk;
   ContextScope scope(context_);
-  Pool& pool = pools_.emplace_back(*this, id, backing_.next_space(), granule_bytes_, mapped_);
+  const PoolPolicy& policy = pool_policy(id);
+  bool contiguous = policy.contiguous && !guard_;
+  Layout layout = contiguous ? Layout::kWhole : policy.packed ? Layout::kPacked : Layout::kCoarse;
+  Pool& pool = pools_.emplace_back(*this, id, layout, backing_.next_space(), granule_bytes_, mapped_);
   uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte : kPoolAddressesPerByte;
   uint64_t wanted = std::max(kFewestAddresses, per_byte * total_bytes());
   Status status = pool.coarse.create(wanted, total_bytes());
-  size_t slab = pool.policy.slab_bytes;
-  if (status == kOk && slab > 0 && slab % granule_bytes_ == 0 && !guard_ && kv_large_threshold_ > 0) {
+  size_t slab = policy.slab_bytes;
+  bool large_pages = slab > 0 && slab % granule_bytes_ == 0 && !guard_ && kv_large_threshold_ > 0;
+  if (status == kOk && (large_pages || contiguous)) {
+    if (contiguous) slab = granule_bytes_;
     auto number = static_cast<uint16_t>(backing_.next_space() + 1);
-    pool.large_pages = std::make_unique<Space>(*this, pool, nullptr, Layout::kLargePages, number, granule_bytes_,
-                                               mapped_, pool.mapped);
+    pool.large_pages = std::make_unique<Space>(*this, pool, nullptr, contiguous ? Layout::kShared : Layout::kLargePages,
+                                               number, granule_bytes_, mapped_, pool.mapped);
     pool.large_pages->memory().slab_slots = static_cast<uint32_t>(slab / granule_bytes_);
     status = pool.large_pages->create(wanted, total_bytes());
     if (status != kOk) pool.coarse.memory().free_reservation();
@@ -44,6 +49,7 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
   if (holds_activations(pool.policy)) pool.mapped.group = &activations_;
   for (Space* space : {&pool.coarse, pool.large_pages.get()}) {
     if (space == nullptr) continue;
+    space->memory().whole_blocks = contiguous;
     backing_.add_space(space->memory());
     add_to_address_map(*space);
   }

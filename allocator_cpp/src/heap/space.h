@@ -25,7 +25,8 @@ class DeviceHeap;
 class Lane;
 struct Pool;
 
-enum class Layout : uint8_t { kLane, kArena, kCoarse, kPacked, kLargePages };
+// kWhole, kShared: of a contiguous pool, the blocks with a handle each, and those that share granules.
+enum class Layout : uint8_t { kLane, kArena, kCoarse, kPacked, kLargePages, kWhole, kShared };
 
 class Space {
  public:
@@ -40,8 +41,9 @@ class Space {
   Pool& pool() const { return pool_; }
   Lane* lane() const { return lane_; }
   bool coarse() const { return lane_ == nullptr; }
-  // Where memory comes and goes in slabs of several granules (kv).
-  bool large_pages() const { return layout_ == Layout::kLargePages; }
+  // Where memory comes and goes in slabs: of several granules (kv), or of one (the smaller blocks of a contiguous pool).
+  bool large_pages() const { return layout_ == Layout::kLargePages || layout_ == Layout::kShared; }
+  bool whole_blocks() const { return layout_ == Layout::kWhole; }
   // Units of a slab; no block lies over the border of two. 0: no slabs.
   uint32_t slab_units() const {
     return large_pages() ? static_cast<uint32_t>(memory_.slab_slots * memory_.granule_bytes() / kUnit) : 0;
@@ -113,7 +115,7 @@ class Space {
   AddressSpace memory_;
   static constexpr uint32_t kSlabCell = uint32_t{1} << 31;
 
-  bool packed() const { return layout_ == Layout::kPacked; }
+  bool packed() const { return layout_ == Layout::kPacked || layout_ == Layout::kShared; }
   void set_cells(const Range& range, uint32_t value);
 
   std::unique_ptr<Extents> extents_;

@@ -59,6 +59,8 @@ class AddressSpace {
   // Set when one stream alone uses this space: whoever is ordered after an earlier use of a granule then is so for
   // good.
   bool one_stream = false;
+  // Set where a block over a granule has memory of one handle (contiguous pools): handles do not reach beyond blocks.
+  bool whole_blocks = false;
   // Memory comes and goes in slabs of so many slots, from a multiple of it on; no block lies over the border of two.
   uint32_t slab_slots = 1;
 

@@ -9,19 +9,25 @@ cuda::AllocationProp granule_properties(int device) {
   cuda::AllocationProp prop{};
   prop.type = cuda::kAllocationPinned;
   prop.location = {cuda::kLocationDevice, device};
-  prop.requested_handle_types = cuda::kHandlePosixFd;
+  cuda::Device handle = 0;
+  auto can = [&](cuda::DeviceAttribute what) {
+    int answer = 0;
+    return driver().device_get(&handle, device) == cuda::kSuccess &&
+           driver().device_attribute(&answer, what, handle) == cuda::kSuccess && answer != 0;
+  };
+  if (can(cuda::kAttrHandlePosixFd)) prop.requested_handle_types = cuda::kHandlePosixFd;
+  prop.flags.gpu_direct_rdma_capable = can(cuda::kAttrGpuDirectRdmaWithVmm) ? 1 : 0;
   return prop;
 }
 
-Granules::Granules(int device, size_t granule_bytes, Counters& counters)
-    : device_(device), granule_bytes_(granule_bytes), counters_(counters) {
+Granules::Granules(const cuda::AllocationProp& prop, size_t granule_bytes, Counters& counters)
+    : prop_(prop), granule_bytes_(granule_bytes), counters_(counters) {
   handles_.resize(1);
 }
 
-Status Granules::create(uint32_t granules, HandleId& made) {
-  cuda::AllocationProp prop = granule_properties(device_);
+Status Granules::create(uint32_t granules, HandleId& made, bool own) {
   cuda::MemHandle memory = 0;
-  cuda::Result result = driver().create(&memory, granules * granule_bytes_, &prop, 0);
+  cuda::Result result = driver().create(&memory, granules * granule_bytes_, &prop_, 0);
   if (result != cuda::kSuccess) return driver_failure("cuMemCreate", result, "creating memory");
   count(counters_.num_device_alloc);
   count(counters_.created_granules, granules);
@@ -35,6 +41,7 @@ Status Granules::create(uint32_t granules, HandleId& made) {
   }
   handles_[made].memory = memory;
   handles_[made].granules = granules;
+  handles_[made].own = own;
   held_ += granules;
   return kOk;
 }
@@ -53,15 +60,23 @@ bool Granules::release(HandleId id) {
   return true;
 }
 
-HandleId Granules::take_from_shelf(uint32_t most, bool settled) {
+HandleId Granules::take_from_shelf(uint32_t most) {
   HandleId best = 0;
   for (HandleId id : shelf_) {
     const Handle& one = handles_[id];
-    if (one.granules > most || (settled && one.stale > 0)) continue;
+    if (one.granules > most || one.own) continue;
     if (best == 0 || one.granules > handles_[best].granules) best = id;
   }
   if (best != 0) take_off_shelf(best);
   return best;
+}
+
+HandleId Granules::take_settled() {
+  auto found = std::find_if(shelf_.begin(), shelf_.end(), [&](HandleId id) { return handles_[id].stale == 0; });
+  if (found == shelf_.end()) return 0;
+  HandleId id = *found;
+  take_off_shelf(id);
+  return id;
 }
 
 void Granules::take_off_shelf(HandleId id) {
@@ -162,11 +177,11 @@ bool Granules::validate(std::string& reason) const {
       return reason = "granules: a handle is idle in one book only", false;
   }
   int64_t listed = 0;
-  for (int kind = 0; kind < kHandleKinds; ++kind) {
+  for (int kind = 0; kind < kIdleLists; ++kind) {
     HandleId previous = 0;
     for (HandleId id = lists_[kind].oldest; id != 0 && listed <= idle_; id = handles_[id].newer) {
       const Handle& one = handles_[id];
-      if (!one.idle || one.older != previous || handle_kind(one.granules) != kind)
+      if (!one.idle || one.older != previous || kind_of(one) != kind)
         return reason = "granules: an idle list is broken", false;
       previous = id;
       listed += one.granules;

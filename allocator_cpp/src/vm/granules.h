@@ -5,6 +5,8 @@
 // Backing), or lies on the shelf, unmapped and ready. A mapped handle that no live block touches is idle, and stands in
 // the list of its size by how long it has been so. A handle of several granules is split while a block lies over a part
 // of it only: what no live block touches of it then is stranded, for it can serve blocks where it is, but not move.
+// A handle of its own (contiguous pools) has any number of granules and serves blocks of just that many where it is; it
+// never moves, and idle ones are in a list apart.
 //
 // Invariants (validate): every held handle is mapped or on the shelf; `live_slots` is 0 exactly for the idle ones; an
 // idle list holds exactly the idle handles of its size, oldest first. Counts are in granules. Guarded by the heap's
@@ -27,6 +29,8 @@ using HandleId = uint32_t;  // 0 is none
 // Granules a handle may have: powers of two, so that any run of slots is made of few.
 constexpr uint32_t kHandleSizes[] = {16, 8, 4, 2, 1};
 constexpr int kHandleKinds = 5;
+constexpr int kOwnKind = kHandleKinds;  // the list of handles of their own
+constexpr int kIdleLists = kHandleKinds + 1;
 // The index of the largest size that is at most `granules`, which is not 0.
 inline int handle_kind(uint32_t granules) { return granules >= 16 ? 0 : 4 - static_cast<int>(highest_bit(granules)); }
 // How many handles of at most `largest` granules, a power of two, a run of so many slots takes.
@@ -54,7 +58,7 @@ struct Handle {
   uint32_t live_slots = 0;  // slots of it that live blocks touch
   uint32_t stale = 0;       // old mappings that still stand: the driver frees the memory only after them
   uint16_t space = 0;
-  bool mapped = false, shelved = false, idle = false, pinned = false, split = false;
+  bool mapped = false, shelved = false, idle = false, pinned = false, split = false, own = false;
   Uses all_uses() const {
     Uses all = uses;
     all.add(inherited);
@@ -64,20 +68,21 @@ struct Handle {
 
 class Granules {
  public:
-  Granules(int device, size_t granule_bytes, Counters& counters);
+  Granules(const cuda::AllocationProp& prop, size_t granule_bytes, Counters& counters);
 
   size_t granule_bytes() const { return granule_bytes_; }
   size_t bytes(HandleId id) const { return handles_[id].granules * granule_bytes_; }
-  // Makes a handle of so many granules (one of kHandleSizes); it is neither mapped nor on the shelf until the caller
-  // says so. Leaves nothing behind on failure.
-  Status create(uint32_t granules, HandleId& made);
+  // Makes a handle of so many granules (one of kHandleSizes, but for handles of their own); it is neither mapped nor on
+  // the shelf until the caller says so. Leaves nothing behind on failure.
+  Status create(uint32_t granules, HandleId& made, bool own = false);
   // Gives an unmapped handle back to the driver. False when the driver refused: it lies on the shelf then, to be used
   // or offered again.
   bool release(HandleId id);
 
-  // A handle of at most `most` granules, the larger the better; 0 when there is none. settled: one that has no old
-  // mapping, so that it can be released.
-  HandleId take_from_shelf(uint32_t most, bool settled = false);
+  // A handle of at most `most` granules, the larger the better, but none of its own; 0 when there is none.
+  HandleId take_from_shelf(uint32_t most);
+  // Any that can be released, since no old mapping of it stands.
+  HandleId take_settled();
   void take_off_shelf(HandleId id);
   void put_on_shelf(HandleId id);
 
@@ -114,18 +119,20 @@ class Granules {
   struct IdleList {
     HandleId oldest = 0, newest = 0;
   };
-  IdleList& list_of(const Handle& one) { return lists_[handle_kind(one.granules)]; }
+  static int kind_of(const Handle& one) { return one.own ? kOwnKind : handle_kind(one.granules); }
+  IdleList& list_of(const Handle& one) { return lists_[kind_of(one)]; }
 
-  const int device_;
+  const cuda::AllocationProp prop_;
   const size_t granule_bytes_;
   Counters& counters_;
   std::vector<Handle> handles_;
   std::vector<HandleId> shelf_, unused_;
-  IdleList lists_[kHandleKinds];
+  IdleList lists_[kIdleLists];
   int64_t held_ = 0, idle_ = 0, stranded_ = 0, in_split_ = 0, on_shelf_ = 0;
 };
 
-// What every cuMemCreate of this project asks for: device memory that can be exported as a file descriptor.
+// What every cuMemCreate of this project asks for: device memory that can be exported as a file descriptor, and that
+// network cards may reach, where the device says that it can do each. What it does not answer it cannot do.
 cuda::AllocationProp granule_properties(int device);
 
 }  // namespace pyalloc
