@@ -27,10 +27,10 @@ def on_unmap(fn: _F) -> _F:
         def deregister(device, address, bytes):
             network.deregister(address, bytes)
 
-    address and bytes are whole multiples of 2 MiB, and no live tensor lies there, but while pyalloc.sleep() puts tensors
-    to sleep; nothing is mapped there again before fn has returned. Memory that moves to another address leaves the old
-    one later. It runs with no lock of pyalloc's held, on any thread, one of pyalloc's own among them, and may allocate
-    and free. An exception is printed to standard error, and the unmapping goes on. Not called while the process exits.
+    address and bytes are whole multiples of 2 MiB, and no live tensor lies there. Nothing is mapped there again before
+    fn has returned. Memory that moves to another address leaves the old one later. It runs with no lock of pyalloc's
+    held, on any thread, one of pyalloc's own among them, and may allocate and free. An exception is printed to standard
+    error, and the unmapping goes on. Not called while the process exits.
     Raises InvalidArgumentError when fn is registered already or cannot be called.
     """
     global _observing

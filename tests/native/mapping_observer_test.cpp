@@ -74,6 +74,7 @@ TEST(every_mapping_is_told_in_turn) {
     large = allocate(33 * kMiB);
     CHECK(witness.knows(large, 33 * kMiB));
     CHECK_EQ(witness.maps, int64_t{26 + 17});
+    for (void* block : {small, large, kv}) deallocate(block);
   }
   CHECK_EQ(witness.still_mapped(), int64_t{0});  // closing told of the rest
 }
@@ -101,11 +102,11 @@ TEST(moved_memory_is_told_at_both_addresses) {
 
 // On the allocation path the driver gets large idle handles back to make small ones of them.
 TEST(memory_that_has_to_be_unmapped_first_serves_the_request_all_the_same) {
-  Gpu gpu("memory:128MiB");
+  Gpu gpu("memory:1GiB");
   Witness witness;
-  deallocate(allocate(128 * kMiB));
+  deallocate(allocate(kGiB));  // in handles of two granules
   std::vector<void*> blocks;
-  for (int i = 0; i < 64; ++i) {
+  for (int i = 0; i < 512; ++i) {
     blocks.push_back(allocate(2 * kMiB));
     CHECK(blocks.back() != nullptr && witness.knows(blocks.back(), 2 * kMiB));
   }
@@ -113,8 +114,8 @@ TEST(memory_that_has_to_be_unmapped_first_serves_the_request_all_the_same) {
   CHECK_EQ(stats().num_ooms, int64_t{0});
   CHECK(witness.unmaps > 0);
   for (void* block : blocks) deallocate(block);
-  void* whole = allocate(128 * kMiB);
-  CHECK(whole != nullptr && witness.knows(whole, 128 * kMiB));
+  void* whole = allocate(kGiB);
+  CHECK(whole != nullptr && witness.knows(whole, kGiB));
   deallocate(whole);
   CHECK(valid());
 }

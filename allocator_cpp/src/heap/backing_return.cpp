@@ -129,6 +129,31 @@ void Backing::return_idle(std::vector<HandleId> due) {
   }
 }
 
+// Gives idle handles that are finished back to the driver, so that smaller ones can be made of them: those that nobody
+// stole are too large for the run, and so are those on the shelf. Handles of their own first, which serve nobody else,
+// then the smallest, until there are `wanted` granules. singles: also those of one granule. Returns how many there were.
+int64_t Backing::break_up(int64_t wanted, bool singles) {
+  if (!has_stale()) poll_streams();  // else undo_stale does
+  undo_stale(SIZE_MAX);              // memory with an old mapping would not become free
+  int64_t before = granules_.held();
+  for (HandleId id; wanted > 0 && (id = granules_.take_settled()) != 0;) {
+    wanted -= granules_.handle(id).granules;
+    if (!granules_.release(id)) break;
+  }
+  std::vector<HandleId> due;
+  for (int kind = kOwnKind; kind >= 0; --kind) {
+    if (kind == kHandleKinds - 1 && !singles) continue;
+    for (HandleId id = granules_.oldest_idle(kind); id != 0 && wanted > 0; id = granules_.newer_idle(id)) {
+      const Handle& handle = granules_.handle(id);
+      if (handle.pinned || handle.stale > 0 || !finished(handle.all_uses())) continue;
+      due.push_back(id);
+      wanted -= handle.granules;
+    }
+  }
+  return_idle(std::move(due));
+  return before - granules_.held();
+}
+
 uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
   int64_t before = granules_.held();
   full_at_ = INT64_MAX;
