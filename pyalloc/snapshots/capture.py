@@ -56,7 +56,7 @@ def snapshot(*, sites: bool = True) -> Snapshot:
         registration=state.mode if state is not None else "none",
         options=option_values(core),
         devices=tuple(one for one in devices if one is not None),
-        bills=tuple(bills()),
+        bills=tuple(one for one in bills() if one.blocks or one.open_scopes),
         oom=oom_report(),
     )
 

@@ -143,7 +143,7 @@ class Snapshot:
 
     unix_ms: when. program: the name of its script. versions: of pyalloc, python and torch. registration: how pyalloc is
     torch's allocator: "bridge", "plain", or "none" where enable() had no part in it. options: every option and its
-    value. devices: those in use. bills: what each known tag pays for. oom: as oom_report().
+    value. devices: those in use. bills: of the tags that pay for something or have a scope open. oom: as oom_report().
     """
 
     unix_ms: int

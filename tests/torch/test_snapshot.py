@@ -247,3 +247,25 @@ def test_a_leak_in_a_program_that_serves_is_found(run_on_simgpu: Run) -> None:
         )
     )
     assert "pool kv grew by 21.00 MiB in 21 blocks in 6 windows" in done.stderr
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="makes the simulated driver fail")
+def test_a_snapshot_that_cannot_be_had_is_an_error_and_the_next_one_is_there(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            import os
+            import pyalloc.simgpu
+            x = torch.empty(3 << 20, device="cuda")
+            simulation = pyalloc.simgpu.simulation()
+            simulation.fail("cuMemGetInfo_v2", error=999)
+            raises(pyalloc.DriverError, "cuMemGetInfo", pyalloc.snapshot)
+            assert pyalloc.snapshot().devices[0].ledger.requested == 12 << 20
+            child = os.fork()
+            if child == 0:
+                raises(pyalloc.StateError, "fork", pyalloc.snapshot)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            """
+        )
+    )

@@ -16,6 +16,15 @@ STEP = (
     Frame("handle", "/app/serve.py", 7),
     Frame("main", "/app/serve.py", 90),
 )
+REFUSED = {
+    "unix_ms": 1_700_000_000_000,
+    "device": 0,
+    "pool": "kv",
+    "bytes": 9 * MIB,
+    "reason": "capacity",
+    "freed": {},
+    "message": "CUDA out of memory. Tried to allocate 9.00 MiB.",
+}
 OTHER = (Frame("load", "/app/model.py", 3),)
 
 # A block: bytes, requested, state, tag, site.
@@ -78,5 +87,5 @@ def snapshot_of(pools: dict[str, Sequence[Row]], unix_ms: int = 1_700_000_000_00
         options={"slack": "0.05"},
         devices=(DeviceSnapshot(ledger, tuple(segments), table, True),),
         bills=tuple(Bill(tag, 1, 1, 1, 1, 1, 0) for tag in tags),
-        oom={"counts": {}, "last": []},
+        oom={"counts": {"capacity": 1, "limit": 0}, "last": [dict(REFUSED)]},
     )

@@ -51,6 +51,7 @@ if (!element("timeline-section").hidden) {
   const box = element("timeline").getBoundingClientRect();
   element("timeline").dispatchEvent(new MouseEvent("click", { clientX: box.left + 80, clientY: box.top + 60 }));
 }
+seen.refused = element("refused-section").hidden ? "" : element("refused-section").textContent;
 seen.shown = chosen.snapshot;
 const began = performance.now();
 render();
@@ -98,6 +99,9 @@ def test_everything_on_it_can_be_used(tmp_path: Path) -> None:
     assert [row[0] for row in seen["pools"]] == ["weights", "kv"]
     assert seen["chosen"] == 1
     assert seen["alone"] == "30.00 MiB asked for in weights"
+    assert "1 by capacity" in seen["refused"]
+    assert "9.00 MiB in kv of device 0, capacity" in seen["refused"]
+    assert "Tried to allocate 9.00 MiB" in seen["refused"]
     assert seen["shown"] == 0  # the click on the time line
 
 

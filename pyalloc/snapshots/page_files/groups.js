@@ -1,4 +1,4 @@
-// What is live, by size, by tag and by call site: the largest of each.
+// What is live, by size, by tag and by call site: the largest of each; and what was refused.
 
 const MOST_GROUPS = 12;
 
@@ -42,4 +42,15 @@ function drawGroups(snapshot, device, pool) {
   });
   element("groups-note").textContent = `${bytes(total)} asked for` + (pool === null ? "" : ` in ${pool}`);
   element("groups").replaceChildren(...panels);
+}
+
+function drawRefused(snapshot) {
+  const { counts, last } = snapshot.oom;
+  const refused = Array.isArray(last) ? [...last].reverse() : [];
+  element("refused-section").hidden = refused.length === 0;
+  element("refused-note").textContent = Object.entries(counts || {}).filter(([, number]) => number > 0)
+    .map(([reason, number]) => `${count(number)} by ${reason}`).join(", ");
+  element("refused").replaceChildren(...refused.map((one) => make("details", "", {},
+    make("summary", `${clock(one.unix_ms)}: ${bytes(one.bytes)} in ${one.pool} of device ${one.device}, ${one.reason}`),
+    make("pre", String(one.message)))));
 }

@@ -28,6 +28,7 @@ function render() {
   element("device").replaceChildren(...numbers.map((number) => option(number, String(number), chosen.device)));
   element("device-choice").hidden = numbers.length < 2;
   element("timeline-section").hidden = summary.length < 2;
+  drawRefused(snapshot);
   if (!device) {
     element("device-note").textContent = "no device was in use";
     return;
