@@ -22,6 +22,7 @@ examples:
   pyalloc record -o trace.csv.gz train.py what it allocates, as a trace
   pyalloc snapshot 4242 -o now.json       where a running process's memory is
   pyalloc diff before.json after.json     what grew
+  pyalloc top                             who holds which GPU memory, live; also as pyalloc-top
   python -m pyalloc.simgpu --memory 8GiB -m pyalloc run train.py     the same with no GPU
 """
 
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         "--libraries", action="store_true", help="also import the model libraries and list what is instrumented in them"
     )
     snapshot_commands.add_parsers(commands)
+    commands.add_parser("top", add_help=False, help="show the memory of running programs, live (pyalloc top -h)")
     return parser
 
 
@@ -92,6 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     parser = _parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["top"]:
+        from .top.cli import main as top
+
+        return top(given[1:], "pyalloc top")
     ours: list[str] = given
     target: list[str] = []
     if given[:1] in (["run"], ["record"]):

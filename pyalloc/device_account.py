@@ -8,7 +8,7 @@ from typing import Any
 
 from ._native import library
 from .device_processes import UnknownProcessesError, process_memory
-from .fragmentation import Fragmentation
+from .fragmentation import DeviceFragmentation
 from .purpose_pools import PoolStats, device_number, pool_figures
 
 
@@ -27,7 +27,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Ledger(Fragmentation):
+class Ledger(DeviceFragmentation):
     """A device's whole account; sizes in bytes. reserved + shelf + outside + free = total, and reserved is the sum of
     the pools'.
 
@@ -66,25 +66,6 @@ class Ledger(Fragmentation):
     pools: tuple[PoolStats, ...]
     outside_by: Outside | None
     outside_unknown: str
-
-    @property
-    def driver_fragmentation(self) -> float:
-        """1 - usable / all, of the heap that is not live. Usable is what the driver has left and wholly free granules
-        (idle, shelf); all is what the driver has left and what pyalloc holds, but for the bytes asked for and what is
-        set aside. In [0, 1].
-        """
-        everything = self.free + self.reserved - self.set_aside + self.shelf - self.requested
-        return 1 - (self.free + self.idle + self.shelf) / everything if everything > 0 else 0.0
-
-    def _set_aside(self) -> int:
-        return self.set_aside
-
-    def _free(self) -> int:
-        return super()._free() - self.set_aside
-
-    def fragmentation(self) -> dict[str, float]:
-        """Every figure, by its kind."""
-        return {**super().fragmentation(), "driver": self.driver_fragmentation}
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, numbers and text; "fragmentation" for the device and in each pool."""

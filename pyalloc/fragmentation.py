@@ -59,3 +59,40 @@ class Fragmentation:
     def _lost(self, largest: int) -> float:
         free = self._free()
         return max(0.0, 1 - largest / free) if free > 0 else 0.0
+
+
+class PoolFragmentation(Fragmentation):
+    """Of a pool, with its reserve."""
+
+    reserve: int
+
+    def _set_aside(self) -> int:
+        return max(0, self.reserve - self.allocated)
+
+
+class DeviceFragmentation(Fragmentation):
+    """Of a whole device (ledger_fields.def). What is set aside is not free memory here."""
+
+    free: int
+    shelf: int
+    idle: int
+    set_aside: int
+
+    def _set_aside(self) -> int:
+        return self.set_aside
+
+    def _free(self) -> int:
+        return super()._free() - self.set_aside
+
+    @property
+    def driver_fragmentation(self) -> float:
+        """1 - usable / all, of the heap that is not live. Usable is what the driver has left and wholly free granules
+        (idle, shelf); all is what the driver has left and what pyalloc holds, but for the bytes asked for and what is
+        set aside. In [0, 1].
+        """
+        everything = self.free + self.reserved - self.set_aside + self.shelf - self.requested
+        return 1 - (self.free + self.idle + self.shelf) / everything if everything > 0 else 0.0
+
+    def fragmentation(self) -> dict[str, float]:
+        """Every figure, by its kind."""
+        return {**super().fragmentation(), "driver": self.driver_fragmentation}

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from . import errors
 from ._native import library
 from .allocator import is_enabled
-from .fragmentation import Fragmentation
+from .fragmentation import PoolFragmentation
 from .scope import ThreadScope
 
 MOST_DEVICES = 64  # of a process; all of them, while it is not known how many there are
 
 
 @dataclass(frozen=True)
-class PoolStats(Fragmentation):
+class PoolStats(PoolFragmentation):
     """One pool of one device; sizes in bytes.
 
     requested: asked for by its live blocks; requested_total: by all blocks it ever handed out; allocated: the live
@@ -41,9 +41,6 @@ class PoolStats(Fragmentation):
     largest_free: int
     largest_remapped: int
     reserve: int
-
-    def _set_aside(self) -> int:
-        return max(0, self.reserve - self.allocated)
 
 
 class PoolScope(ThreadScope):

@@ -1,5 +1,7 @@
-"""Where a user's processes leave what others of that user's may look at: /dev/shm/pyalloc-<uid>, and the name that a
-process has there. Names are of one process for ever: process ids repeat, also between containers that share the folder.
+"""Where a user's processes leave what others of that user's may look at, and the name that a process has there.
+
+The folder is $PYALLOC_SHARED_FOLDER, else /dev/shm, and in it pyalloc-<uid>. Names are of one process for ever: process
+ids repeat, also between containers that share the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def user_folder(uid: int) -> Path:
     """The folder of a user; it may not exist."""
-    return SHARED_MEMORY / f"pyalloc-{uid}"
+    return Path(os.environ.get("PYALLOC_SHARED_FOLDER") or SHARED_MEMORY) / f"pyalloc-{uid}"
 
 
 def made_user_folder() -> Path:

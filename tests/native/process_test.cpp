@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "gpu.h"
+#include "page_reader.h"
 
 using namespace test;
 
@@ -137,6 +138,7 @@ TEST(a_child_forked_before_use_works) {
     CHECK_EQ(run_child("a_child_forked_before_use_works"), 0);
     return;
   }
+  PageFolder folder;
   CHECK_EQ(pyalloc_configure("limit:32MiB", "test"), PYALLOC_OK);
   CHECK_EQ(pyalloc_init(1), PYALLOC_OK);
   pid_t child = fork();
@@ -144,6 +146,8 @@ TEST(a_child_forked_before_use_works) {
     void* block = allocate(6 * kMiB);
     if (block == nullptr) _exit(1);
     if (allocate(40 * kMiB) != nullptr) _exit(2);  // the configuration came along
+    Page page = published();                       // one of its own
+    if (page.content.empty() || page.process().pid != getpid()) _exit(5);
     if (deallocate(block) != PYALLOC_OK) _exit(3);
     if (pyalloc_shutdown() != PYALLOC_OK) _exit(4);
     _exit(0);

@@ -83,7 +83,8 @@ def test_what_the_wheel_holds(unpacked: Path) -> None:
     (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
     parser = configparser.ConfigParser()
     parser.read(entry_points)
-    assert dict(parser["console_scripts"]) == {"pyalloc": "pyalloc.__main__:main"}
+    scripts = {"pyalloc": "pyalloc.__main__:main", "pyalloc-top": "pyalloc.top.cli:main"}
+    assert dict(parser["console_scripts"]) == scripts
     assert dict(parser["torch.backends"]) == {"pyalloc": "pyalloc._autoload:autoload"}
 
 

@@ -292,6 +292,12 @@ pyalloc_status pyalloc_add_mapping_observer(pyalloc_mapping_fn fn, void* context
 /* Returns when no other thread is in it any more. */
 pyalloc_status pyalloc_remove_mapping_observer(pyalloc_mapping_fn fn, void* context);
 
+/* --- the stats page (pyalloc/stats_page.h): what others of the same user may read, without this process's help --- */
+/* Empty when there is none: before the first allocation, with stats_page:off, or where it cannot be made. Returns the length it needs. */
+size_t pyalloc_stats_page_path(char* buffer, size_t capacity);
+/* Writes it now, what takes a walk included. The maintenance thread does so by itself. */
+pyalloc_status pyalloc_publish_stats_page(void);
+
 /* --- checks --- */
 /* The whole-structure truth: PYALLOC_OK, or PYALLOC_DRIVER_ERROR with the first broken invariant in pyalloc_last_error(). */
 pyalloc_status pyalloc_validate(int device);

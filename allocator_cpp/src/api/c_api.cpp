@@ -2,9 +2,9 @@
 #include <cstring>
 #include <string>
 
-#include "api/json_text.h"
 #include "api/registry.h"
 #include "api/thread_scope.h"
+#include "base/json_text.h"
 #include "driver/driver.h"
 #include "heap/address_map.h"
 #include "heap/pool_names.h"

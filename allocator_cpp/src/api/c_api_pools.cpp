@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "api/json_text.h"
 #include "api/pool_scope.h"
 #include "api/registry.h"
 #include "api/thread_scope.h"
+#include "base/json_text.h"
 #include "heap/pool_names.h"
 
 using namespace pyalloc;

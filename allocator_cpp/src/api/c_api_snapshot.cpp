@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "api/json_text.h"
 #include "api/registry.h"
+#include "base/json_text.h"
 #include "view/snapshot.h"
 
 using namespace pyalloc;

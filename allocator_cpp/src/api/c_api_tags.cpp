@@ -1,8 +1,8 @@
 // The C ABI's calls about tags: checks arguments and calls tag_scope.h and tag_accounts.h.
 #include <string>
 
-#include "api/json_text.h"
 #include "api/tag_scope.h"
+#include "base/json_text.h"
 #include "pyalloc/pyalloc.h"
 
 using namespace pyalloc;

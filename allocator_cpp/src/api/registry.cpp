@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "driver/driver.h"
+#include "facts/event_log.h"
 #include "facts/tag_accounts.h"
 
 namespace pyalloc {
@@ -28,12 +29,14 @@ Registry::Registry() {
 }
 
 void Registry::lock_for_fork(bool lock) {
-  RankedMutex* const mutexes[] = {&mutex_, &ladder_->mutex(), &observers_.mutex(), &names_mutex(), &tags_mutex()};
+  RankedMutex* const mutexes[] = {&mutex_,        &page_.mutex(), &ladder_->mutex(), &observers_.mutex(),
+                                  &names_mutex(), &tags_mutex(),  &events_mutex()};
   for (RankedMutex* one : mutexes) lock ? one->lock() : one->unlock();
 }
 
 void Registry::after_fork_in_child() {
   Registry& one = instance();
+  one.page_.abandon();
   one.lock_for_fork(false);
   if (one.open_heaps().empty()) return;  // CUDA was not touched here: the child may begin afresh
   one.state_.store(State::kForked);
@@ -44,7 +47,9 @@ void Registry::after_fork_in_child() {
 void Registry::at_exit() {
   Registry& one = instance();
   State alive = State::kAlive;
-  if (one.state_.compare_exchange_strong(alive, State::kExiting)) one.maintenance_->stop();
+  if (!one.state_.compare_exchange_strong(alive, State::kExiting)) return;
+  one.maintenance_->stop();
+  one.page_.close();
 }
 
 Status Registry::usable() const {
@@ -127,7 +132,7 @@ DeviceHeap* Registry::open_or_refuse(int device, Status& status) {
 Status Registry::open(int device) {
   Status status = resolve_driver();
   if (status != kOk) return status;
-  bool first = false;
+  bool first = false, page = false;
   {
     Lock lock(mutex_);
     if (heaps_[device].load() != nullptr) return kOk;
@@ -152,9 +157,23 @@ Status Registry::open(int device) {
     if (status != kOk) return status;
     heaps_[device].store(opened.release(), std::memory_order_release);
     first = options.maintenance;
+    page = options.stats_page;
   }
-  if (first) maintenance_->start([this] { return open_heaps(); }, decay_ms());
+  auto publish = [this, page] {
+    if (page) page_.publish_when_due(open_heaps(), page_devices(), *ladder_);
+  };
+  if (first) maintenance_->start([this] { return open_heaps(); }, publish, decay_ms());
   return kOk;
+}
+
+Status Registry::publish_page() {
+  Status status = usable();
+  if (status != kOk) return status;
+  {
+    Lock lock(mutex_);
+    if (!config_.options().stats_page) return fail(PYALLOC_WRONG_STATE, "there is no stats page: stats_page is off");
+  }
+  return page_.publish(open_heaps(), page_devices(), *ladder_);
 }
 
 std::vector<DeviceHeap*> Registry::open_heaps() const {
@@ -227,6 +246,8 @@ Status Registry::shutdown() {
   maintenance_->stop();
   for (DeviceHeap* heap : open_heaps()) heap->tell_closing();
   observers_.clear();
+  page_.close();
+  clear_events();
   Lock lock(mutex_);
   maintenance_ = std::make_unique<Maintenance>();
   ladder_ = std::make_unique<Ladder>();

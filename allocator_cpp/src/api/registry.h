@@ -14,6 +14,7 @@
 #include "heap/device_heap.h"
 #include "reclaim/ladder.h"
 #include "reclaim/maintenance.h"
+#include "view/stats_page.h"
 
 namespace pyalloc {
 
@@ -47,6 +48,8 @@ class Registry {
 
   Ladder& ladder() { return *ladder_; }
   MappingObservers& observers() { return observers_; }
+  StatsPage& page() { return page_; }
+  Status publish_page();
   // Why nothing may be done now (forked child, exiting), or kOk.
   Status usable() const;
   bool dead() const { return state_.load(std::memory_order_relaxed) != State::kAlive; }
@@ -73,6 +76,7 @@ class Registry {
   void lock_for_fork(bool lock);
   static void after_fork_in_child();
   static void at_exit();
+  int page_devices() const { return device_count() > 0 ? device_count() : kMostDevices; }
 
   RankedMutex mutex_{Rank::kRegistry};
   Config config_;
@@ -86,6 +90,7 @@ class Registry {
   std::atomic<State> state_{State::kAlive};
   MappingObservers observers_;
   std::unique_ptr<Ladder> ladder_ = std::make_unique<Ladder>();
+  StatsPage page_;
   std::unique_ptr<Maintenance> maintenance_ = std::make_unique<Maintenance>();
 };
 

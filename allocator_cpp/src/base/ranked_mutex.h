@@ -1,6 +1,6 @@
 // A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order. Order,
-// outermost first: registry, ladder, observers (of mappings), names (of pools), tags, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
-// pool), heap (one device), log. Two lanes are held together only by a settle, in the order of their index.
+// outermost first: registry, page (stats page), ladder, observers (of mappings), names (of pools), tags, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
+// pool), heap (one device), events, log. Two lanes are held together only by a settle, in the order of their index.
 #pragma once
 #include <mutex>
 
@@ -11,6 +11,7 @@ namespace pyalloc {
 
 enum class Rank : int {
   kRegistry = 1,
+  kPage,
   kLadder,
   kObservers,
   kNames,
@@ -20,6 +21,7 @@ enum class Rank : int {
   kSettle,
   kLane,
   kHeap,
+  kEvents,
   kLog,
   kEnd
 };

@@ -153,6 +153,26 @@ std::vector<NamedBill> all_bills() {
   return found;
 }
 
+std::vector<NamedBill> largest_bills(size_t most) {
+  Tags& all = tags();
+  Lock lock(all.mutex);
+  std::vector<std::pair<int64_t, TagId>> holders;
+  for (const auto& one : all.by_name) {
+    pyalloc_bill bill{};
+    entry(one.second).account.read(bill);
+    if (bill.blocks > 0) holders.emplace_back(bill.bytes, one.second);
+  }
+  size_t kept = std::min(most, holders.size());
+  std::partial_sort(holders.begin(), holders.begin() + static_cast<ptrdiff_t>(kept), holders.end(),
+                    [](const auto& a, const auto& b) { return a > b; });
+  std::vector<NamedBill> found;
+  for (size_t i = 0; i < kept; ++i) {
+    found.push_back({entry(holders[i].second).name, {}});
+    read(entry(holders[i].second), found.back().bill);
+  }
+  return found;
+}
+
 void clear_tags() {
   Tags& all = tags();
   Lock lock(all.mutex);

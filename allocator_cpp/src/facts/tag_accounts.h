@@ -67,6 +67,8 @@ struct NamedBill {
   pyalloc_bill bill;
 };
 std::vector<NamedBill> all_bills();  // oldest first
+// At most `most` tags, of those with live blocks the ones that hold the most bytes, largest first.
+std::vector<NamedBill> largest_bills(size_t most);
 // Every block is gone (shutdown): the accounts begin again, tags without a scope are forgotten.
 void clear_tags();
 RankedMutex& tags_mutex();  // for a fork

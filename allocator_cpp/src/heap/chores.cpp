@@ -64,7 +64,7 @@ uint64_t DeviceHeap::trim() {
       proven &= clocks_.synchronize(stream) || clocks_.owned(stream);
   }
   if (!proven) synchronize_context();  // a stream that is gone: only the whole context can prove its work finished
-  return give_back([this] {
+  return give_back(EventKind::trim, [this] {
     backing_.undo_stale(SIZE_MAX);
     backing_.give_back(INT64_MAX, SIZE_MAX);
     self_check();
@@ -73,7 +73,7 @@ uint64_t DeviceHeap::trim() {
 
 // The bytes that the driver got by it, and by the departures it left.
 template <class Body>
-uint64_t DeviceHeap::give_back(Body&& body) {
+uint64_t DeviceHeap::give_back(EventKind kind, Body&& body) {
   int64_t before = 0, after = 0;
   {
     Lock lock(mutex_);
@@ -87,7 +87,9 @@ uint64_t DeviceHeap::give_back(Body&& body) {
     Lock lock(mutex_);
     after = backing_.granules().held();
   }
-  return static_cast<uint64_t>(std::max<int64_t>(0, before - after)) * granule_bytes_;
+  int64_t given = std::max<int64_t>(0, before - after) * static_cast<int64_t>(granule_bytes_);
+  if (given > 0) note_event(kind, device_, kNoEventPool, given);
+  return static_cast<uint64_t>(given);
 }
 
 size_t DeviceHeap::undo_stale(size_t most) {
@@ -108,7 +110,7 @@ uint64_t DeviceHeap::decay(int64_t idle_before_ms, size_t most) {
     Lock lock(mutex_);
     if (!caching_ || (backing_.granules().idle() == 0 && backing_.granules().on_shelf() == 0)) return 0;
   }
-  return give_back([&] {
+  return give_back(EventKind::decay, [&] {
     backing_.poll_streams();
     backing_.give_back(idle_before_ms, most);
   });

@@ -183,7 +183,10 @@ Status DeviceHeap::allocate_in(PoolId id, cuda::Stream stream, bool owned, size_
     status = allocate_coarse(*lane, pool->coarse, bytes, pointer);
     if (status != PYALLOC_OUT_OF_MEMORY || !lora_overflow_) return status;
     status = allocate_in(kGeneralPool, stream, owned, bytes, pointer);
-    if (status == kOk) count(counters_.lora_overflows);
+    if (status == kOk) {
+      count(counters_.lora_overflows);
+      note_event(EventKind::overflow, device_, id, static_cast<int64_t>(bytes));
+    }
     return status;
   }
   if (pool->policy.contiguous && !guard_)

@@ -25,11 +25,13 @@
 #include "driver/driver.h"
 #include "facts/block_counters.h"
 #include "facts/counters.h"
+#include "facts/event_log.h"
 #include "heap/backing.h"
 #include "heap/lane.h"
 #include "heap/mapping_news.h"
 #include "heap/pool.h"
 #include "heap/space.h"
+#include "heap/survey.h"
 #include "stream/stream_clocks.h"
 
 namespace pyalloc {
@@ -114,6 +116,15 @@ class DeviceHeap {
   void get_pool_stats(PoolId id, pyalloc_pool_stats& stats);
   // The whole device and its first `count` pools, all of one moment (ledger.cpp).
   Status get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count);
+  // The same without what takes a walk or a driver call (survey.cpp): largest_free, largest_remapped, and of the ledger
+  // also free, outside and margin. Every pool's figures come from the moment that the ledger's do.
+  void get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_stats>& pools);
+  // What can still be had, of a ledger whose other figures are known.
+  static int64_t margin_of(const pyalloc_ledger& ledger);
+  // What a walk finds out, one space at a time, so that nobody waits for more than one space's.
+  void survey(DeviceSurvey& found);
+  // What is neither this heap's nor free; asks the driver, with no lock held.
+  Status outside_bytes(int64_t& bytes);
   void reset_pool_peak(PoolId id);
   // 0: none. Below what the pool uses already it is refused, naming both.
   Status set_pool_limit(PoolId id, uint64_t bytes);
@@ -252,7 +263,7 @@ class DeviceHeap {
   void stamp_recorded(PendingFree& pending, uint64_t address, cuda::Stream home);
   void observe();
   template <class Body>
-  uint64_t give_back(Body&& body);
+  uint64_t give_back(EventKind kind, Body&& body);
   template <class Visit>
   void each_space(
       Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
@@ -260,6 +271,13 @@ class DeviceHeap {
   uint64_t largest_free_in(const Space& space) const;
   uint64_t largest_remapped_in(const Space& space, int64_t movable) const;
   void pool_figures(PoolId id, pyalloc_pool_stats& stats);
+  Pool* pool_counts(PoolId id, pyalloc_pool_stats& stats);
+  static void add_to(pyalloc_ledger& ledger, const pyalloc_pool_stats& pool);
+  void device_counts(pyalloc_ledger& ledger) const;
+  template <class Walk>
+  void each_space_alone(Walk&& walk);
+  void add_slots(const Space& space, PoolSurvey& pool) const;
+  bool in_reserve(const Space& space) const { return space.pool().id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0; }
   bool validate_locked(std::string& reason);
   void self_check();
 

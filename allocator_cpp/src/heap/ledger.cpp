@@ -45,6 +45,30 @@ uint64_t DeviceHeap::largest_remapped_in(const Space& space, int64_t movable) co
   return largest;
 }
 
+void DeviceHeap::add_to(pyalloc_ledger& ledger, const pyalloc_pool_stats& pool) {
+  ledger.reserved += pool.reserved;
+  ledger.requested += pool.requested;
+  ledger.allocated += pool.allocated;
+  ledger.used += pool.used;
+  ledger.reserve += pool.reserve;
+  ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
+}
+
+// What is of the device and not of a pool, and needs no walk and no driver call.
+void DeviceHeap::device_counts(pyalloc_ledger& ledger) const {
+  auto granule = static_cast<int64_t>(granule_bytes_);
+  ledger.total = static_cast<int64_t>(total_bytes());
+  ledger.shelf = backing_.granules().on_shelf() * granule;
+  ledger.idle = backing_.granules().idle() * granule;
+  ledger.limit = static_cast<int64_t>(backing_.limit_bytes());
+  ledger.activation_peak = activations_.peak_used * granule;
+}
+
+int64_t DeviceHeap::margin_of(const pyalloc_ledger& ledger) {
+  int64_t room = std::max<int64_t>(0, ledger.limit - ledger.reserved - ledger.shelf);
+  return ledger.idle + ledger.shelf + std::min(room, ledger.free);
+}
+
 Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count) {
   Status status = kOk;
   while_all_locked([&] {
@@ -59,34 +83,22 @@ Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools,
     for (PoolId id = 0; id < kMostPools; ++id) {
       pyalloc_pool_stats pool{};
       if (open_pool(id) != nullptr || id < count || id == kGeneralPool) pool_figures(id, pool);
-      ledger.reserved += pool.reserved;
-      ledger.requested += pool.requested;
-      ledger.allocated += pool.allocated;
-      ledger.used += pool.used;
-      ledger.reserve += pool.reserve;
-      ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
+      add_to(ledger, pool);
       if (pool.reserve == 0) ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
       if (id >= count) continue;
       pool.size = sizeof pool;
       pool.version = PYALLOC_ABI_VERSION;
       pools[id] = pool;
     }
-    auto granule = static_cast<int64_t>(granule_bytes_);
-    const Granules& granules = backing_.granules();
-    ledger.total = static_cast<int64_t>(total_bytes());
-    ledger.shelf = granules.on_shelf() * granule;
+    device_counts(ledger);
     // Should the driver count more than the total leaves room for, that much less is called free.
     ledger.free = std::min(static_cast<int64_t>(free), ledger.total - ledger.reserved - ledger.shelf);
     ledger.outside = ledger.total - ledger.reserved - ledger.shelf - ledger.free;
-    ledger.idle = granules.idle() * granule;
-    ledger.limit = static_cast<int64_t>(backing_.limit_bytes());
-    int64_t room = std::max<int64_t>(0, ledger.limit - ledger.reserved - ledger.shelf);
-    ledger.margin = ledger.idle + ledger.shelf + std::min(room, ledger.free);
-    ledger.activation_peak = activations_.peak_used * granule;
+    ledger.margin = margin_of(ledger);
     ledger.largest_remapped = ledger.largest_free;
     each_space([&](const Space& space) {
-      if (space.pool().id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) return;
-      auto moved = static_cast<int64_t>(largest_remapped_in(space, granules.idle()));
+      if (in_reserve(space)) return;
+      auto moved = static_cast<int64_t>(largest_remapped_in(space, backing_.granules().idle()));
       ledger.largest_remapped = std::max(ledger.largest_remapped, moved);
     });
   });

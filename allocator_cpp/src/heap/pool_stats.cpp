@@ -37,29 +37,21 @@ void DeviceHeap::get_pool_stats(PoolId id, pyalloc_pool_stats& stats) {
   while_all_locked([&] { pool_figures(id, stats); });
 }
 
-// With everything locked.
-void DeviceHeap::pool_figures(PoolId id, pyalloc_pool_stats& stats) {
+// With everything locked: what needs no walk. Null: the pool was never used here.
+Pool* DeviceHeap::pool_counts(PoolId id, pyalloc_pool_stats& stats) {
   stats.limit = static_cast<int64_t>(pool_limits_[id]);
   if (!caching_ && id == kGeneralPool) {  // every block straight from the driver
     stats.blocks = static_cast<int64_t>(direct_.size());
     stats.requested = stats.allocated = stats.used = stats.reserved = static_cast<int64_t>(direct_bytes_);
   }
   Pool* pool = open_pool(id);
-  if (pool == nullptr) return;
+  if (pool == nullptr) return nullptr;
   Usage live = pool->live_coarse;
-  int64_t idle = 0;
   stats.requested_total = pool->handed_out_coarse;
-  uint64_t largest = 0;
   each_space([&](const Space& space) {
-    if (&space.pool() != pool) return;
-    largest = std::max(largest, largest_free_in(space));
-    if (space.lane() != nullptr) {
-      live += space.lane()->live();
-      stats.requested_total += space.lane()->handed_out().requested;
-    }
-    const AddressSpace& memory = space.memory();
-    for (uint32_t index = 0; index < memory.highest_used(); ++index)
-      idle += memory.slot(index).handle != 0 && backing_.granules().handle(memory.slot(index).handle).idle;
+    if (&space.pool() != pool || space.lane() == nullptr) return;
+    live += space.lane()->live();
+    stats.requested_total += space.lane()->handed_out().requested;
   });
   auto granule = static_cast<int64_t>(granule_bytes_);
   stats.blocks = live.blocks;
@@ -69,6 +61,22 @@ void DeviceHeap::pool_figures(PoolId id, pyalloc_pool_stats& stats) {
   stats.reserved = pool->mapped.slots * granule;
   stats.peak = pool->mapped.peak_used * granule;
   if (id == PYALLOC_POOL_LORA) stats.reserve = static_cast<int64_t>(lora_reserve_.bytes + lora_prepared_.bytes);
+  return pool;
+}
+
+// With everything locked.
+void DeviceHeap::pool_figures(PoolId id, pyalloc_pool_stats& stats) {
+  Pool* pool = pool_counts(id, stats);
+  if (pool == nullptr) return;
+  int64_t idle = 0;
+  uint64_t largest = 0;
+  each_space([&](const Space& space) {
+    if (&space.pool() != pool) return;
+    largest = std::max(largest, largest_free_in(space));
+    const AddressSpace& memory = space.memory();
+    for (uint32_t index = 0; index < memory.highest_used(); ++index)
+      idle += memory.slot(index).handle != 0 && backing_.granules().handle(memory.slot(index).handle).idle;
+  });
   stats.largest_free = static_cast<int64_t>(largest);
   // In a reserve nothing moves.
   each_space([&](const Space& space) {

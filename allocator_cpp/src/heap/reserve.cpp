@@ -86,6 +86,7 @@ Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   if (status == kOk) {
     keep(pool, lora_prepared_, {offset, wanted});
     count(counters_.lora_prepares);
+    note_event(EventKind::prepare, device_, pool.id, static_cast<int64_t>(bytes));
   } else {
     refused_by(backing_.refused_by_pool() ? pool.id : kNoPool, backing_.refused_by_limit());
   }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "facts/event_log.h"
 
 namespace pyalloc {
 namespace {
@@ -47,6 +48,12 @@ Ladder::Report Ladder::report() {
   std::copy(std::begin(counts_), std::end(counts_), report.counts);
   report.last.assign(refusals_.begin(), refusals_.end());
   return report;
+}
+
+std::string Ladder::summary(int64_t (&counts)[kReasons]) {
+  Lock lock(mutex_);
+  std::copy(std::begin(counts_), std::end(counts_), counts);
+  return refusals_.empty() ? "" : refusals_.back().message;
 }
 
 bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const std::function<bool()>& again,
@@ -124,13 +131,19 @@ Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::fun
   active = heap.active_bytes();
   bool waited = heap.wait_for_events();
   gave(kRung_events);
-  if (waited && again()) return served_by(counters.rung_events);
+  auto note = [&](EventKind kind) { note_event(kind, heap.device(), pool, static_cast<int64_t>(bytes)); };
+  auto stalled = [&](std::atomic<int64_t>& rung) {
+    note(EventKind::stall);
+    return served_by(rung);
+  };
+  if (waited && again()) return stalled(counters.rung_events);
   bool synchronized = heap.synchronize_context() == kOk;
   gave(kRung_context);
-  if (synchronized && again()) return served_by(counters.rung_context);
+  if (synchronized && again()) return stalled(counters.rung_context);
 
   why = status == PYALLOC_OUT_OF_MEMORY ? why : last_error();
   count(counters.num_ooms);
+  note(EventKind::oom);
   bool by_limit = heap.refused_by_limit();
   if (by_limit) count(counters.num_oom_rejections);
   refusal.unix_ms = unix_ms();

@@ -43,6 +43,8 @@ class Ladder {
     std::vector<Refusal> last;  // oldest first
   };
   Report report();
+  // Of that, the counts, and the message of the last refusal; empty when there was none.
+  std::string summary(int64_t (&counts)[kReasons]);
 
  private:
   static constexpr size_t kKept = 16;

@@ -21,10 +21,11 @@ bool maintain(DeviceHeap& heap, int64_t decay_ms, bool decay_due) {
   return stale_left > 0 || given > 0;
 }
 
-void Maintenance::start(Heaps heaps, int64_t decay_ms) {
+void Maintenance::start(Heaps heaps, std::function<void()> publish, int64_t decay_ms) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (thread_ != nullptr || stopping_) return;
   heaps_ = std::move(heaps);
+  publish_ = std::move(publish);
   decay_ms_ = decay_ms;
   thread_ = std::make_unique<std::thread>([this] { run(); });
   pthread_setname_np(thread_->native_handle(), "pyalloc");
@@ -59,6 +60,7 @@ void Maintenance::run() {
       if (age) heap->age_high_water();
       busy |= maintain(*heap, decay_ms_, decay_due);
     }
+    publish_();
     lock.lock();
   }
 }
