@@ -107,9 +107,15 @@ def run_diff(parsed: argparse.Namespace) -> int:
     else:
         apart = f"{abs(difference.milliseconds) / 1000:.1f} s {'apart' if difference.milliseconds >= 0 else 'back'}"
         which = f"process {after.pid}" if difference.same_process else f"processes {before.pid} and {after.pid}"
-        print(f"{parsed.before} to {parsed.after}: {which} ({after.program}), {apart}")
-        print("\n".join(lines(difference, max(1, parsed.most))))
+        print(_printable(f"{parsed.before} to {parsed.after}: {which} ({after.program}), {apart}"))
+        for line in lines(difference, max(1, parsed.most)):
+            print(_printable(line))
     return 1 if difference.grew(at_least) else 0
+
+
+def _printable(line: str) -> str:
+    """With what a terminal would obey, or cannot show, written out: tags and names of files may be anything."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 
 def _write(output: str, content: bytes) -> None:

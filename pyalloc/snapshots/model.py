@@ -23,6 +23,7 @@ from ..purpose_pools import PoolStats
 SCHEMA: Final = "pyalloc.snapshot/1"
 STATES: Final = ("live", "pending", "free")  # in the order of pyalloc_block_state
 NONE: Final = -1  # the place of no tag and of no site
+_END: Final = 1 << 63
 
 _T = TypeVar("_T")
 
@@ -242,13 +243,17 @@ class _Wrong(Exception):
 
 def _need(data: object, key: str, kind: type[_T], where: str) -> _T:
     value = data.get(key) if isinstance(data, dict) else None
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if not _is(value, kind):
         raise _Wrong(f"{where} has no {key!r} that is {_KINDS[kind]}")
-    return value
+    return value  # type: ignore[return-value]
+
+
+def _is(value: object, kind: type) -> bool:
+    return type(value) is kind and (not isinstance(value, int) or -_END < value < _END)
 
 
 _KINDS: Final[dict[type, str]] = {
-    int: "a whole number",
+    int: "a whole number of 64 bits",
     str: "text",
     list: "a list",
     dict: "an object",
@@ -275,8 +280,19 @@ def _snapshot(data: dict[str, Any]) -> Snapshot:
         options=_texts(data, "options"),
         devices=tuple(_device(one, tags, sites) for one in _need(data, "devices", list, "it")),
         bills=tuple(_figures(Bill, one, "a bill") for one in _need(data, "bills", list, "it")),
-        oom=_need(data, "oom", dict, "it"),
+        oom=_oom(_need(data, "oom", dict, "it")),
     )
+
+
+def _oom(report: dict[str, Any]) -> dict[str, Any]:
+    counts, last = _need(report, "counts", dict, "oom"), _need(report, "last", list, "oom")
+    refusals: list[dict[str, Any]] = []
+    for one in last:
+        numbers: dict[str, Any] = {name: _need(one, name, int, "a refusal") for name in ("unix_ms", "device", "bytes")}
+        words = {name: _need(one, name, str, "a refusal") for name in ("pool", "reason", "message")}
+        freed = _need(one, "freed", dict, "a refusal")
+        refusals.append({**numbers, **words, "freed": {name: _need(freed, name, int, "freed") for name in freed}})
+    return {"counts": {name: _need(counts, name, int, "counts") for name in counts}, "last": refusals}
 
 
 def _site(frames: object) -> tuple[Frame, ...]:
@@ -334,9 +350,13 @@ def _device(data: object, tags: tuple[str, ...], sites: tuple[tuple[Frame, ...],
 
 def _column(table: dict[str, Any], name: str, of: str, kind: type = int) -> tuple[Any, ...]:
     values = _need(table, name, list, of)
-    if not all(type(value) is kind for value in values):
+    if not all(type(value) is kind for value in values) or (kind is int and values and not _fits(values)):
         raise _Wrong(f"the column {name!r} of {of} has something in it that is not {_KINDS[kind]}")
     return tuple(values)
+
+
+def _fits(values: list[int]) -> bool:
+    return min(values) > -_END and max(values) < _END
 
 
 def _same_length(columns: Mapping[str, tuple[Any, ...]], of: str) -> None:

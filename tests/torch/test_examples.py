@@ -93,7 +93,7 @@ def test_oom(tmp_path: Path, bridge: str) -> None:
 def test_transformers(tmp_path: Path) -> None:
     for name in ("transformers", "peft"):
         need(find_spec(name), f"{name} is not installed")
-    lines = [line.split() for line in on_simgpu("05_transformers.py", "2GiB", tmp_path, "require").stdout.splitlines()]
+    lines = [line.split() for line in on_simgpu("06_transformers.py", "2GiB", tmp_path, "require").stdout.splitlines()]
     found = {line[0]: (int(line[1]), line[3]) for line in lines}
     layer = 2 * 512 * 512 + 2 * 512 * 512 + 3 * 512 * 1024 + 2 * 512  # q, k, v, o; the MLP; its norms
     parameters = 2 * (2 * 4096 * 512 + 4 * layer + 512)

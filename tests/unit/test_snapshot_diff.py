@@ -92,3 +92,13 @@ def test_what_is_kept_for_reuse_is_called_that(tmp_path: Path, capsys: pytest.Ca
     snapshot_of({"general": [live(MIB), hole(7 * MIB)]}).save(after)
     assert main(["diff", str(before), str(after)]) == 0
     assert "general has +7.00 MiB mapped and no more live: kept for reuse, not a leak" in capsys.readouterr().out
+
+
+def test_no_tag_can_speak_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    snapshot_of({"kv": [hole(2 * MIB)]}).save(before)
+    snapshot_of({"kv": [live(MIB, "a\x1b[31m\nb"), live(MIB, "half \ud800 a pair")]}).save(after)
+    assert main(["diff", str(before), str(after)]) == 1
+    text = capsys.readouterr().out
+    assert "tag a\\x1b[31m\\nb" in text
+    assert "half \\ud800 a pair" in text

@@ -25,7 +25,7 @@ function make(tag, text = "", attributes = {}, ...children) {
 const COLOURS = ["#4c78a8", "#f28e2b", "#2f9e77", "#b07aa1", "#e15759", "#76b7b2", "#d4a72c", "#8c6d46", "#5f5fc4", "#7f8a99"];
 const PENDING = "#f2c14e";
 const OTHER = "#9aa4b2";
-const colourOf = (place) => (place < COLOURS.length ? COLOURS[place] : OTHER);
+const colourOf = (place) => (place in COLOURS ? COLOURS[place] : OTHER);
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

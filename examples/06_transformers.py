@@ -1,7 +1,7 @@
 """Pools without annotations: a Llama, its KV cache and a LoRA adapter, with not a line about pools.
 
-python examples/05_transformers.py                       # on a GPU
-python -m pyalloc.simgpu examples/05_transformers.py     # without one
+python examples/06_transformers.py                       # on a GPU
+python -m pyalloc.simgpu examples/06_transformers.py     # without one
 """
 
 import torch
