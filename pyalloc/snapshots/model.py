@@ -117,6 +117,16 @@ class Blocks(Sequence[Block]):
         )
 
 
+@dataclass(frozen=True)
+class Events:
+    """The last allocations and frees of a device, oldest first, as far as torch's memory history has them: when, in
+    microseconds of Unix time, and the bytes asked for, below 0 for a free.
+    """
+
+    unix_us: tuple[int, ...] = ()
+    bytes: tuple[int, ...] = ()
+
+
 COLUMNS: Final = ("address", "bytes", "requested", "state", "stream", "tag", "site")
 _SEGMENT_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Segment) if field.name != "first")
 
@@ -126,12 +136,14 @@ class DeviceSnapshot:
     """One device: its ledger (pools, limits, fragmentation), its segments in address order and their blocks.
 
     exact: ledger and blocks are of one moment. Where other threads allocate all the time, that cannot always be had.
+    events: what led to it; empty without torch's memory history.
     """
 
     ledger: Ledger
     segments: tuple[Segment, ...]
     blocks: Blocks
     exact: bool
+    events: Events = Events()
 
     def blocks_of(self, segment: Segment) -> tuple[Block, ...]:
         """The blocks of a segment, end to end."""
@@ -231,6 +243,7 @@ def _device_dict(device: DeviceSnapshot, tags: dict[str, int], sites: dict[tuple
         "exact": device.exact,
         "segments": {name: [getattr(one, name) for one in device.segments] for name in _SEGMENT_COLUMNS},
         "blocks": columns,
+        "events": {"unix_us": list(device.events.unix_us), "bytes": list(device.events.bytes)},
     }
 
 
@@ -345,7 +358,10 @@ def _device(data: object, tags: tuple[str, ...], sites: tuple[tuple[Frame, ...],
             raise _Wrong(f"a block's {name} is none of the {len(places)} there are")
     segments = _segments(_need(data, "segments", dict, "a device"))
     _check_tiling(segments, blocks)
-    return DeviceSnapshot(ledger, segments, blocks, exact=_need(data, "exact", bool, "a device"))
+    exact, events = _need(data, "exact", bool, "a device"), _need(data, "events", dict, "a device")
+    told = {name: _column(events, name, "events") for name in ("unix_us", "bytes")}
+    _same_length(told, "events")
+    return DeviceSnapshot(ledger, segments, blocks, exact, Events(**told))
 
 
 def _column(table: dict[str, Any], name: str, of: str, kind: type = int) -> tuple[Any, ...]:

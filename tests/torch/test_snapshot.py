@@ -16,6 +16,7 @@ from conftest import Run
 from support import ON_DEVICE
 
 import pyalloc
+from pyalloc.user_folder import user_folder
 
 # Live blocks of several pools, sizes and tags, holes, and a freed block that waits for another stream.
 FILL = """
@@ -84,6 +85,7 @@ assert loads(taken.dumps()) == taken
 """
         ).replace("import torch\n", "import torch, pyalloc.simgpu\n", 1),
         streams="deferred",
+        env={"PYALLOC_CONF": "maintenance:off"},  # its thread would find the block free between the two snapshots
     )
 
 
@@ -174,7 +176,7 @@ def test_a_running_process_is_asked_and_torch_s_viewer_reads_it(
     assert "returncode=0" in done.stdout, done.stdout + done.stderr
     taken = pyalloc.load_snapshot(tmp_path / "now.json")
     assert [block.tag for block in taken.devices[0].blocks if block.state == "live"] == ["request-7"] * 9
-    assert not list(Path(f"/dev/shm/pyalloc-{os.geteuid()}").glob(f"*-{taken.pid}-*.sock"))
+    assert not list(user_folder(os.geteuid()).glob(f"*-{taken.pid}-*.sock"))
     command = [sys.executable, "-m", "pyalloc", "snapshot", "--convert", "now.json", "-o", "now.pickle"]
     subprocess.run(command, cwd=tmp_path, check=True)
     for view in ("stats", "trace"):
@@ -191,11 +193,11 @@ def test_off_by_default_nothing_listens(run_on_simgpu: Run) -> None:
         program(
             """
             import os, sys, threading
-            from pathlib import Path
+            from pyalloc.user_folder import user_folder
             x = torch.empty(1, device="cuda")
             assert "pyalloc-control" not in {one.name for one in threading.enumerate()}
             assert "pyalloc.snapshots.control_socket" not in sys.modules
-            assert not list(Path(f"/dev/shm/pyalloc-{os.geteuid()}").glob(f"*-{os.getpid()}-*.sock"))
+            assert not list(user_folder(os.geteuid()).glob(f"*-{os.getpid()}-*.sock"))
             """
         )
     )
@@ -204,14 +206,12 @@ def test_off_by_default_nothing_listens(run_on_simgpu: Run) -> None:
 def test_a_socket_that_cannot_be_opened_is_one_warning(run_on_simgpu: Run) -> None:
     done = run_on_simgpu(
         """
-        from pathlib import Path
-        from pyalloc import user_folder
-        user_folder.SHARED_MEMORY = Path("/nonexistent")
         import pyalloc
         assert pyalloc.enable(bridge="require", control_socket="on")
         import torch
         torch.empty(1, device="cuda")
-        """
+        """,
+        env={"PYALLOC_SHARED_FOLDER": "/nonexistent"},
     )
     assert "pyalloc's control socket is not open" in done.stderr
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyalloc.attribution import Bill
 from pyalloc.device_account import Ledger
 from pyalloc.purpose_pools import PoolStats
-from pyalloc.snapshots.model import NONE, STATES, Blocks, DeviceSnapshot, Frame, Segment, Snapshot
+from pyalloc.snapshots.model import NONE, STATES, Blocks, DeviceSnapshot, Events, Frame, Segment, Snapshot
 
 MIB = 1 << 20
 STEP = (
@@ -39,7 +39,12 @@ def hole(size: int) -> Row:
     return size, 0, "free", None, ()
 
 
-def snapshot_of(pools: dict[str, Sequence[Row]], unix_ms: int = 1_700_000_000_000, device: int = 0) -> Snapshot:
+def snapshot_of(
+    pools: dict[str, Sequence[Row]],
+    unix_ms: int = 1_700_000_000_000,
+    device: int = 0,
+    events: Sequence[tuple[int, int]] = (),
+) -> Snapshot:
     """A snapshot of one device: each pool is one segment of these blocks, end to end."""
     tags: dict[str, int] = {}
     sites: dict[tuple[Frame, ...], int] = {}
@@ -74,10 +79,12 @@ def snapshot_of(pools: dict[str, Sequence[Row]], unix_ms: int = 1_700_000_000_00
     zeros = {field.name: 0 for field in dataclasses.fields(Ledger)}
     reserved = sum(one.reserved for one in of_pools)
     sums = {"total": 1 << 33, "reserved": reserved, "used": reserved, "free": (1 << 33) - reserved}
+    sums |= {name: sum(getattr(one, name) for one in of_pools) for name in ("requested", "allocated")}
     ledger = Ledger(
         **{**zeros, **sums, "device": device, "pools": tuple(of_pools), "outside_by": None, "outside_unknown": ""}
     )
     table = Blocks(**{name: tuple(column) for name, column in columns.items()}, tags=tuple(tags), sites=tuple(sites))
+    told = Events(tuple(when for when, _ in events), tuple(size for _, size in events))
     return Snapshot(
         unix_ms=unix_ms,
         pid=4242,
@@ -85,7 +92,7 @@ def snapshot_of(pools: dict[str, Sequence[Row]], unix_ms: int = 1_700_000_000_00
         versions={"pyalloc": "0", "python": "3"},
         registration="bridge",
         options={"slack": "0.05"},
-        devices=(DeviceSnapshot(ledger, tuple(segments), table, True),),
+        devices=(DeviceSnapshot(ledger, tuple(segments), table, True, told),),
         bills=tuple(Bill(tag, 1, 1, 1, 1, 1, 0) for tag in tags),
         oom={"counts": {"capacity": 1, "limit": 0}, "last": [dict(REFUSED)]},
     )

@@ -27,10 +27,8 @@ SAMPLE = snapshot_of({"kv": [live(MIB, "request-1")]})
 PROCESS = """
 import sys, time
 from pathlib import Path
-from pyalloc import user_folder
-user_folder.SHARED_MEMORY = Path(sys.argv[1])
 from pyalloc.snapshots import control_socket
-control_socket._ANSWERS["snapshot"] = lambda: Path(sys.argv[2]).read_text()
+control_socket._ANSWERS["snapshot"] = lambda: Path(sys.argv[1]).read_text()
 print(control_socket.start(), flush=True)
 """
 
@@ -39,7 +37,7 @@ print(control_socket.start(), flush=True)
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the place of /dev/shm, with a short name: a socket's path has 107 characters at most."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr(user_folder, "SHARED_MEMORY", Path(folder))
+        monkeypatch.setenv("PYALLOC_SHARED_FOLDER", folder)
         yield Path(folder)
         control_socket.stop()
 
@@ -53,13 +51,13 @@ def sample(tmp_path: Path) -> Path:
 @pytest.fixture
 def process(shared_memory: Path, sample: Path) -> Iterator[subprocess.Popen[str]]:
     """A process with a socket that answers SAMPLE, until its standard input ends."""
-    with serving(shared_memory, sample, "sys.stdin.read()") as started:
+    with serving(sample, "sys.stdin.read()") as started:
         yield started
         started.kill()
 
 
-def serving(shared_memory: Path, sample: Path, then: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROCESS + then, str(shared_memory), str(sample)]
+def serving(sample: Path, then: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROCESS + then, str(sample)]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     assert started.stdout.readline().endswith(".sock\n")
@@ -88,7 +86,7 @@ def test_only_its_user_can_reach_it(process: subprocess.Popen[str], shared_memor
 def test_it_goes_with_its_process_and_a_killed_one_s_goes_with_the_next(
     process: subprocess.Popen[str], shared_memory: Path, sample: Path
 ) -> None:
-    with serving(shared_memory, sample, "sys.stdin.read()") as polite:
+    with serving(sample, "sys.stdin.read()") as polite:
         assert len(sockets(shared_memory)) == 2
         polite.communicate("")
     assert len(sockets(shared_memory)) == 1
@@ -124,7 +122,7 @@ assert os.waitpid(child, 0)[1] == 0
 print("forked", flush=True)
 sys.stdin.read()
 """
-    with serving(shared_memory, sample, then) as started:
+    with serving(sample, then) as started:
         assert started.stdout is not None
         assert started.stdout.readline() == "forked\n"
         assert len(sockets(shared_memory)) == 1
@@ -142,7 +140,7 @@ if child == 0:
     os._exit(0)
 sys.stdin.read()
 """
-    with serving(shared_memory, sample, then) as started:
+    with serving(sample, then) as started:
         assert started.stdout is not None
         child = int(started.stdout.readline())
         started.kill()

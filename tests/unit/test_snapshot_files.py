@@ -30,7 +30,8 @@ SAMPLE = snapshot_of(
             live(2 * MIB, "<b>", OTHER),
         ],
         "general": [(MIB, MIB, "pending", None, ()), hole(5 * MIB)],
-    }
+    },
+    events=[(1_700_000_000_000_000, MIB), (1_700_000_000_500_000, -MIB)],
 )
 
 
@@ -80,6 +81,7 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     ),
     "a figure of more than 64 bits": (lambda d: d["devices"][0]["ledger"].update(total=1 << 64), "'total' that is a"),
     "a refusal that is none": (lambda d: d["oom"]["last"].append(None), "a refusal has no 'unix_ms'"),
+    "events cut short": (lambda d: d["devices"][0]["events"]["bytes"].pop(), "the columns of events differ in length"),
     "a count that is none": (lambda d: d["oom"]["counts"].update(capacity=float("nan")), "counts has no 'capacity'"),
     "a pid that is a truth": (lambda d: d.update(pid=True), "'pid' that is a whole number of 64 bits"),
     "text for a size": (lambda d: d["devices"][0]["ledger"].update(total="8"), "'total' that is a whole number"),

@@ -47,7 +47,7 @@ seen.chosen = document.querySelectorAll("#pools tr.chosen").length;
 seen.alone = element("groups-note").textContent;
 table()[0].click();
 if (!element("timeline-section").hidden) {
-  point(element("timeline"), 80, 60);
+  point(element("timeline"), 76, 60);
   const box = element("timeline").getBoundingClientRect();
   element("timeline").dispatchEvent(new MouseEvent("click", { clientX: box.left + 80, clientY: box.top + 60 }));
 }
@@ -113,6 +113,13 @@ def test_100000_blocks_are_drawn(tmp_path: Path) -> None:
     seen = seen_on(tmp_path, snapshot_of({"kv": rows}))
     assert any("tag request-" in tip for tip in seen["tips"])
     print(f"drawn in {seen['milliseconds']:.0f} ms")
+
+
+def test_one_snapshot_s_events_are_its_time_line(tmp_path: Path) -> None:
+    begin = 1_700_000_000_000_000
+    events = [(begin + at * 1000, 2 * MIB if at % 2 == 0 else -MIB) for at in range(2000)]
+    seen = seen_on(tmp_path, snapshot_of({"kv": [live(1000 * MIB)]}, events=events))
+    assert "0.000 s\nallocated 2.00 MiB, 2.00 MiB live after it" in seen["tips"][-1]
 
 
 def test_a_process_that_uses_no_device_has_a_page(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ const count = (number) => number.toLocaleString("en-US");
 const share = (part, whole) => (whole > 0 ? Math.min(100, (100 * part) / whole) : 0);
 const hex = (address) => "0x" + address.toString(16);
 const clock = (unixMs) => new Date(unixMs).toLocaleString("sv-SE");
+const seconds = (milliseconds) => (milliseconds < 10000 ? (milliseconds / 1000).toFixed(3) : (milliseconds / 1000).toFixed(1)) + " s";
 const element = (id) => document.getElementById(id);
 
 // An element with text and attributes; text is never read as markup.

@@ -27,13 +27,16 @@ function render() {
   element("snapshot-choice").hidden = summary.length < 2;
   element("device").replaceChildren(...numbers.map((number) => option(number, String(number), chosen.device)));
   element("device-choice").hidden = numbers.length < 2;
-  element("timeline-section").hidden = summary.length < 2;
+  element("timeline-section").hidden = !device || !timeline.has(device);
   drawRefused(snapshot);
   if (!device) {
     element("device-note").textContent = "no device was in use";
     return;
   }
-  if (summary.length > 1) timeline.show(chosen.device, chosen.snapshot);
+  element("timeline-note").textContent = summary.length > 1
+    ? "live memory by pool, and what is reserved (line); click to choose a snapshot"
+    : `live memory through the last ${count(device.events.unix_us.length)} allocations and frees, in bytes asked for`;
+  if (timeline.has(device)) timeline.draw(device, chosen.snapshot);
   drawDevice(device);
   drawPools(device, chosen.pool, (pool) => choose({ pool }));
   heapMap.show(snapshot, device, chosen.pool);
