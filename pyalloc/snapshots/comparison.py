@@ -31,13 +31,17 @@ class Kind:
     site: str | None = None
 
     def __str__(self) -> str:
+        return self.words()
+
+    def words(self, tags: int = 0) -> str:
+        """The kind for people; `tags` says of how many tags it is."""
         parts = []
         if self.pool is not None:
             parts.append(self.pool + (f" of device {self.device}" if self.device else ""))
         if self.size_class is not None:
             parts.append(f"{readable(self.size_class // 2)} to {readable(self.size_class)}")
         if self.tag is not None:
-            parts.append(f"tag {self.tag}")
+            parts.append(f"tag {self.tag}" + (f" ({tags} tags)" if tags > 1 else ""))
         if self.site is not None:
             parts.append(self.site)
         return ", ".join(parts) or "everything"
@@ -60,7 +64,7 @@ class Change:
     tags: int
 
     def __str__(self) -> str:
-        return str(self.kind) + (f" ({self.tags} of them)" if self.kind.tag is not None and self.tags > 1 else "")
+        return self.kind.words(self.tags)
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,7 @@ def lines(difference: Difference, most: int = 10) -> Iterator[str]:
     ):
         yield from _section(title, changes, most)
     if difference.changes and not difference.sites:
+        yield ""
         yield "call sites are not known: torch.cuda.memory._record_memory_history() records them from then on"
     for name, size in difference.reserved.items():
         grown = [one for one in difference.pools if str(one.kind) == name and one.bytes > 0]

@@ -64,6 +64,9 @@ def json_is_well_formed() -> None:
     fields = core.json("stat_fields_json")
     assert len({field["name"] for field in fields}) == len(fields) > 25
     assert {field["kind"] for field in fields} == {"history", "counter", "gauge"}
+    rows = core.json("snapshot_fields_json")
+    assert list(rows) == ["segment", "block"]
+    assert all(set(field) == {"name", "unit", "help"} for fields in rows.values() for field in fields)
     core.close()
 
 

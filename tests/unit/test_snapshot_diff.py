@@ -30,7 +30,7 @@ def test_a_leak_is_named_by_pool_size_tag_and_site() -> None:
     kind = grown.kind
     assert (kind.device, kind.pool, kind.size_class, kind.tag) == (0, "kv", MIB, "request-*")
     assert kind.site == "/app/serve.py:7 in handle"
-    assert str(grown) == "kv, 512.00 KiB to 1.00 MiB, tag request-*, /app/serve.py:7 in handle (8 of them)"
+    assert str(grown) == "kv, 512.00 KiB to 1.00 MiB, tag request-* (8 tags), /app/serve.py:7 in handle"
     for group in (found.pools, found.sizes, found.tags, found.sites):
         assert [(one.bytes, one.blocks) for one in group] == [(8 * MIB, 8)]
     assert found.live.bytes == 8 * MIB
@@ -75,7 +75,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert "process 4242 (serve.py), 12.3 s apart" in text
     assert "live memory grew by 8.00 MiB, +8 blocks, from 7.00 MiB in 3" in text
-    assert "tag request-*, /app/serve.py:7 in handle (8 of them), mostly of 1.00 MiB" in text
+    assert "tag request-* (8 tags), /app/serve.py:7 in handle, mostly of 1.00 MiB" in text
     assert main(["diff", str(before), str(after), "--at-least", "9MiB"]) == 0
     assert main(["diff", str(after), str(before)]) == 0
     assert main(["diff", str(before), str(before)]) == 0
