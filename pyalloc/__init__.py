@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .out_of_memory import remove_on_oom as remove_on_oom
     from .purpose_pools import PoolStats as PoolStats
     from .purpose_pools import create_pool as create_pool
+    from .purpose_pools import empty_cache as empty_cache
     from .purpose_pools import escapes as escapes
     from .purpose_pools import lora_prepare as lora_prepare
     from .purpose_pools import pool as pool
@@ -70,7 +71,16 @@ _PUBLIC = {
         "UnknownPointerError",
     ),
     "out_of_memory": ("on_oom", "oom_report", "remove_on_oom"),
-    "purpose_pools": ("PoolStats", "create_pool", "escapes", "lora_prepare", "pool", "pools", "reset_pool_peaks"),
+    "purpose_pools": (
+        "PoolStats",
+        "create_pool",
+        "empty_cache",
+        "escapes",
+        "lora_prepare",
+        "pool",
+        "pools",
+        "reset_pool_peaks",
+    ),
     "snapshots.capture": ("snapshot",),
     "snapshots.comparison": ("Difference", "diff"),
     "snapshots.leak_watch": ("Leak", "LeakWatch", "watch_leaks"),

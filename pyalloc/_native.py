@@ -122,6 +122,8 @@ class Library:
         self._dll.pyalloc_add_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p, ctypes.c_uint32)
         self._dll.pyalloc_remove_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p)
         self._dll.pyalloc_set_pool_limit.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
+        self._dll.pyalloc_segment_malloc.restype = ctypes.c_void_p
+        self._dll.pyalloc_trim.argtypes = (ctypes.c_int, ctypes.c_void_p)
         self._dll.pyalloc_escapes_json.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
         self._dll.pyalloc_escapes_json.restype = ctypes.c_size_t
         for name in (
@@ -196,6 +198,18 @@ class Library:
     def device_count(self) -> int:
         """Devices known to the core; 0 before torch initialised CUDA."""
         return int(self._dll.pyalloc_device_count())
+
+    def init(self, device_count: int) -> None:
+        """Tells the core how many devices there are; repeating it is harmless."""
+        self._check(self._dll.pyalloc_init(device_count))
+
+    def trim(self) -> None:
+        """Gives idle memory of every device back to the driver."""
+        self._check(self._dll.pyalloc_trim(-1, None))
+
+    def segment_functions(self, number: int) -> tuple[int, int]:
+        """Addresses of the two functions from which the allocator of a torch.cuda.MemPool has a pool's segments."""
+        return int(self._dll.pyalloc_segment_malloc(number) or 0), self.address("pyalloc_segment_free")
 
     @functools.cached_property
     def stat_fields(self) -> list[dict[str, Any]]:

@@ -11,14 +11,15 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from . import _native, bridge_build, config, errors, instrumentation, plain, torch_options
+from . import _native, bridge_build, config, errors, instrumentation, plain, torch_options, torch_pools
 from .config import Size, Switch
 
 _log = logging.getLogger("pyalloc")
 
 _CUDA_IN_USE: Final = (
     "CUDA is already initialised, so torch's allocator can no longer be replaced: call pyalloc.enable() before the "
-    "first use of CUDA, or set PYALLOC_CONF=enable:True to have it done while torch is imported"
+    "first use of CUDA, or set PYALLOC_CONF=enable:True to have it done while torch is imported; "
+    'pyalloc.enable(mode="pools") leaves torch its allocator and can be called now'
 )
 
 
@@ -26,7 +27,7 @@ _CUDA_IN_USE: Final = (
 class Enabled:
     """How pyalloc runs in this process. `reason` says why the bridge is not used, when it is not."""
 
-    mode: Literal["bridge", "plain"]
+    mode: Literal["bridge", "plain", "pools"]
     reason: str
     arguments: str  # the options that enable() was given, as text
     text: str  # those and the environment's: the whole configuration
@@ -49,7 +50,7 @@ def library_path() -> str:
 
 
 def is_enabled() -> bool:
-    """Whether enable() made pyalloc torch's CUDA allocator in this process."""
+    """Whether enable() made pyalloc torch's CUDA allocator in this process, or, with mode="pools", that of its pools."""
     return _enabled is not None
 
 
@@ -60,6 +61,7 @@ def enabled_state() -> Enabled | None:
 
 def enable(
     *,
+    mode: Literal["allocator", "pools"] | None = None,
     bridge: Literal["auto", "off", "require"] | None = None,
     slack: float | None = None,
     limit: Size | None = None,
@@ -92,13 +94,31 @@ def enable(
     (no NVIDIA driver, a CPU build of torch, no library). A second call with an equal configuration changes nothing
     and returns True.
 
+    mode="pools": torch keeps its own allocator, and only what is allocated inside `with pyalloc.pool(...)` is
+    pyalloc's, through torch's MemPools. It can be called at any time, also after CUDA is in use, and needs no bridge.
+    What differs there:
+
+    - Torch asks pyalloc for whole segments: 2 MiB for blocks up to 1 MiB, 20 MiB for those under 10 MiB, multiples of
+      2 MiB for larger ones. pools(), limits, ledger() and oom_report() count segments; torch.cuda's functions count tensors, and see
+      those of the pools too.
+    - Torch keeps the segments of a pool for that pool. pyalloc.empty_cache() gives the free ones back; torch's own
+      empty_cache() does not.
+    - A refusal is torch's own torch.OutOfMemoryError; pyalloc's reason is added as a note (Python 3.11 and newer), and
+      is in oom_report(). on_oom functions are asked by lora_prepare() alone, since torch holds its lock while it asks
+      for a segment.
+    - Nothing is chosen without a scope: `instrument` and `predict_lifetimes` do nothing. Tags are not charged, and
+      escapes() counts the segments that a step leaves to torch.
+    - Inside the capture of a CUDA graph a scope does nothing. PYTORCH_NO_CUDA_MEMORY_CACHING goes around all pools.
+
     Raises:
         ConfigError: an option or value is wrong; lists every one.
-        StateError: CUDA is already in use, another allocator is installed, or pyalloc runs with another configuration.
+        StateError: CUDA is already in use (mode="allocator"), another allocator is installed, or pyalloc runs with
+            another configuration.
         BridgeError: with bridge="require" only: the bridge, or pyalloc at all, cannot be used here.
     """
     arguments = config.argument_text(
         {
+            "mode": mode,
             "bridge": bridge,
             "slack": slack,
             "limit": limit,
@@ -162,7 +182,7 @@ def _enable(arguments: str) -> bool:
         except errors.PyallocError:
             library.configure(config.inherited_text(), "environment")
             raise
-        if _enabled is not None and _enabled.values["instrument"] == "on":
+        if _enabled is not None and _enabled.mode != "pools" and _enabled.values["instrument"] == "on":
             instrumentation.install()
         if _enabled is not None and _enabled.values["control_socket"] == "on":
             _open_control_socket()
@@ -227,6 +247,10 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
     except errors.DriverError as error:
         _stay_native(str(error), required)
         return None
+    _check_fork()
+    if values["mode"] == "pools":
+        torch_pools.install(library)
+        return Enabled("pools", "mode:pools", arguments, text, values)
     _check_state()
     _read_torch_configuration()
     _say_what_becomes_of_torch_options(values)
@@ -264,14 +288,19 @@ def _read_torch_configuration() -> None:
         ) from error
 
 
-def _check_state() -> None:
-    """StateError unless torch's allocator can still be replaced."""
+def _check_fork() -> None:
     import torch
 
     if torch.cuda._is_in_bad_fork():
         raise errors.StateError(
             "this process was forked after CUDA was initialised; start it with the spawn method instead"
         )
+
+
+def _check_state() -> None:
+    """StateError unless torch's allocator can still be replaced."""
+    import torch
+
     cuda: Any = torch.cuda  # has functions without annotations
     if cuda.is_initialized():
         raise errors.StateError(_CUDA_IN_USE)

@@ -125,6 +125,8 @@ def _bridge() -> dict[str, Any]:
     state = allocator.enabled_state()
     if state is not None and state.mode == "plain":
         return {"state": "not used", "error": state.reason}
+    if state is not None and state.mode == "pools":
+        return {"state": "not needed with mode:pools"}
     bridge = bridge_build.ensure_bridge()
     bridge_build.load_bridge(bridge)
     return {"state": "in use" if state else bridge.origin, "path": str(bridge.path), "key": bridge.key}

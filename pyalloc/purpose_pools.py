@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from types import TracebackType
 
-from . import errors
+from . import errors, torch_pools
 from ._native import library
 from .allocator import is_enabled
 from .fragmentation import PoolFragmentation
@@ -54,8 +55,18 @@ class PoolScope(ThreadScope):
     def __enter__(self) -> None:
         self._number = library().find_pool(self._name)  # a pool's for good
         library().push_pool(self._number)
+        if (pools := torch_pools.active()) is not None:
+            try:
+                pools.enter(self._number)
+            except BaseException:
+                library().pop_pool(self._number)
+                raise
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if (pools := torch_pools.active()) is not None:
+            pools.leave(self._number, error)
         library().pop_pool(self._number)
 
 
@@ -79,6 +90,9 @@ def pool(name: str) -> PoolScope:
     hold none over an await: leaving scopes in another order raises StateError, and leaves them. As a decorator only of
     functions that are done when they return. A tensor is freed to its own pool wherever that happens. Without pyalloc
     as torch's allocator a scope does nothing. Entering it raises InvalidArgumentError for an unknown name.
+
+    With enable(mode="pools") a scope goes through torch's MemPools: entering it initialises CUDA, a CUDA graph that is
+    being captured keeps its own memory whatever scope is entered, and a pool holds torch's segments; see enable().
     """
     return PoolScope(name)
 
@@ -167,6 +181,20 @@ def lora_prepare(size: int | str, device: int | None = None) -> None:
             "pyalloc is not torch's allocator in this process: call pyalloc.enable() before the load"
         )
     core.lora_prepare(device_number(device), core.parse_size(size))
+
+
+def empty_cache() -> None:
+    """Gives the driver what no tensor uses. As torch.cuda.empty_cache(), but that with enable(mode="pools") it also
+    returns what torch keeps for pools that no scope is open for. Of a pool that tensors are left in, the rest of the
+    memory goes back when they are gone, and at the next call.
+    """
+    import torch
+
+    if (pools := torch_pools.active()) is not None:
+        pools.give_back()
+    torch.cuda.empty_cache()
+    if pools is not None:
+        library().trim()
 
 
 def reset_pool_peaks(device: int | None = None) -> None:

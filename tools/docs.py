@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the parts of the documentation that come from somewhere else, between marks in README.md.
+"""Writes the parts of the documentation that come from somewhere else: between marks in README.md, and whole pages.
 
     tools/docs.py options            the tables of options, from the library's own and pyalloc/torch_options.py
     tools/docs.py demo DEMO.json     the table of figures and the chart, from `tools/demo --json | tail -n 1 >DEMO.json`
     tools/docs.py bench              the tables of tools/bench/results/report.json, which tools/bench/report.py writes
+    tools/docs.py compat             allocator_cpp/torch_bridge/COMPATIBILITY.md, by running tools/compatibility
+    tools/docs.py complaints         tests/COMPLAINTS.md, from the marks in the tests
 
 With --check, `options` changes nothing and fails when README.md is out of date.
 """
@@ -158,12 +160,35 @@ def bench_tables(report: dict[str, Any]) -> str:
     return pages.readme(report) + "\n"
 
 
+# --- pages ---
+
+
+def write_page(part: str) -> int:
+    """Writes one of the pages that are made whole. Returns the number of things in it that must not be."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    if part == "complaints":
+        import complaints
+
+        complaints.PAGE.write_text(complaints.page(), encoding="utf-8")
+        return 0
+    import torch
+    from compatibility import table
+
+    found = table.verdicts(table.collect())
+    table.PAGE.write_text(table.page(found, torch.__version__), encoding="utf-8")
+    for problem in table.problems(found):
+        print(problem, file=sys.stderr)
+    return len(table.problems(found))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="options: change nothing, fail when out of date")
-    parser.add_argument("part", choices=("options", "demo", "bench"))
+    parser.add_argument("part", choices=("options", "demo", "bench", "compat", "complaints"))
     parser.add_argument("file", nargs="?", type=Path, help="demo: its JSON line; bench: another report.json")
     args = parser.parse_args()
+    if args.part in ("compat", "complaints"):
+        return int(write_page(args.part) > 0)
     text = README.read_text(encoding="utf-8")
     if args.part == "options":
         new = with_options(text)

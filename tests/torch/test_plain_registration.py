@@ -70,6 +70,24 @@ def test_the_same_statistics(run_on_simgpu: Run, way: str) -> None:
     run_on_simgpu(REGISTER[way] + STATISTICS)
 
 
+@pytest.mark.parametrize("way", ["off", "by hand"])
+def test_copies_between_devices(run_on_simgpu: Run, way: str) -> None:
+    run_on_simgpu(
+        REGISTER[way]
+        + """
+import torch
+source = torch.arange(1 << 20)
+first = source.to("cuda:0")
+second = first.to("cuda:1")
+third = second.to("cuda:0")
+for device in (0, 1):
+    torch.cuda.synchronize(device)
+assert torch.equal(second.cpu(), source) and torch.equal(third.cpu(), source)
+""",
+        devices=2,
+    )
+
+
 def test_what_is_lost_is_said_once(run_on_simgpu: Run) -> None:
     done = run_on_simgpu(REGISTER["off"] + PROGRAM)
     (line,) = [line for line in done.stderr.splitlines() if "without its torch bridge" in line]

@@ -311,6 +311,14 @@ void pyalloc_plain_set_memory_fraction(double fraction, int device);
 void* pyalloc_plain_base_alloc(void* pointer, size_t* bytes);
 void pyalloc_plain_record_stream(void* pointer, void* stream);
 
+/* --- segments: what the allocator of a torch.cuda.MemPool takes its memory from and gives it back to --- */
+typedef void* (*pyalloc_malloc_fn)(ptrdiff_t bytes, int device, void* stream);
+/* The function that allocates for `pool`, whatever scopes its thread is in; no tag pays. Null: there is no such pool. Torch holds its
+ * lock meanwhile, so neither reclaimers nor observers are called. A segment that cannot be had is null. */
+pyalloc_malloc_fn pyalloc_segment_malloc(int pool);
+/* Waits for the device first, as cudaFree does: torch gives back segments that work on any stream may still use. */
+void pyalloc_segment_free(void* pointer, ptrdiff_t bytes, int device, void* stream);
+
 /* --- the table handed to the bridge, so that it links nothing --- */
 typedef struct pyalloc_api {
   uint32_t size;

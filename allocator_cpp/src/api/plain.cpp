@@ -1,6 +1,6 @@
 // Plain registration: the pair of functions torch.cuda.memory.CUDAPluggableAllocator takes, and its hooks. torch's
 // wrapper cannot take an error, so a failure becomes a null pointer and one line on stderr. It does not say which
-// streams torch owns.
+// streams torch owns, nor when it wants peer access: every device that can has it.
 #include "api/registry.h"
 #include "base/log.h"
 #include "pyalloc/pyalloc.h"
@@ -10,6 +10,7 @@ extern "C" {
 
 void* pyalloc_malloc(ptrdiff_t bytes, int device, void* stream) {
   void* pointer = nullptr;
+  pyalloc::Registry::instance().share_with_peers();
   if (bytes < 0 || pyalloc_allocate(device, stream, 0, static_cast<size_t>(bytes), &pointer) != PYALLOC_OK) {
     pyalloc::log_line("%s", bytes < 0 ? "a negative number of bytes was asked for" : pyalloc_last_error());
     return nullptr;

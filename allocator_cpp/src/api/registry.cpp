@@ -16,6 +16,18 @@ namespace {
 // torch's own switch: every block straight from the driver.
 bool caching() { return std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr; }
 
+// Lets every other device use the heap's memory that can reach it. One that is refused is said, and copies to and from it
+// fail as without.
+void let_peers_in(DeviceHeap& heap) {
+  cuda::Device own = 0, other = 0;
+  if (driver().device_get(&own, heap.device()) != cuda::kSuccess) return;
+  for (int peer = 0; driver().device_get(&other, peer) == cuda::kSuccess; ++peer) {
+    int can = 0;
+    if (peer == heap.device() || driver().can_access_peer(&can, other, own) != cuda::kSuccess || can == 0) continue;
+    if (heap.enable_peer(peer) != kOk) log_line("device %d is left without peer access: %s", peer, last_error());
+  }
+}
+
 }  // namespace
 
 Registry::Registry() {
@@ -155,6 +167,7 @@ Status Registry::open(int device) {
     std::unique_ptr<DeviceHeap> opened;
     status = DeviceHeap::open(device, heap_options, observers_, opened);
     if (status != kOk) return status;
+    if (shares_with_peers_.load(std::memory_order_relaxed)) let_peers_in(*opened);
     heaps_[device].store(opened.release(), std::memory_order_release);
     first = options.maintenance;
     page = options.stats_page;
@@ -174,6 +187,13 @@ Status Registry::publish_page() {
     if (!config_.options().stats_page) return fail(PYALLOC_WRONG_STATE, "there is no stats page: stats_page is off");
   }
   return page_.publish(open_heaps(), page_devices(), *ladder_);
+}
+
+void Registry::start_sharing() {
+  Lock lock(mutex_);
+  if (shares_with_peers_.load(std::memory_order_relaxed)) return;
+  for (DeviceHeap* heap : open_heaps()) let_peers_in(*heap);
+  shares_with_peers_.store(true, std::memory_order_relaxed);
 }
 
 std::vector<DeviceHeap*> Registry::open_heaps() const {

@@ -62,6 +62,12 @@ class Registry {
   Status check_device(int device) const;
   int64_t decay_ms() const { return config_.options().decay; }
 
+  // From now on each device may use the memory of all that it can reach, of heaps that open later as well: for
+  // registrations that torch tells nothing of peer access.
+  void share_with_peers() {
+    if (!shares_with_peers_.load(std::memory_order_relaxed)) start_sharing();
+  }
+
   // Closes every heap and returns all memory; blocks still live become invalid. init() may follow.
   Status shutdown();
 
@@ -73,6 +79,7 @@ class Registry {
   uint64_t pool_limit_locked(int device, PoolId pool) const;
   DeviceHeap* open_or_refuse(int device, Status& status);
   Status open(int device);
+  void start_sharing();
   void lock_for_fork(bool lock);
   static void after_fork_in_child();
   static void at_exit();
@@ -89,6 +96,7 @@ class Registry {
   std::atomic<int> device_count_{0};
   std::atomic<State> state_{State::kAlive};
   MappingObservers observers_;
+  std::atomic<bool> shares_with_peers_{false};  // set under mutex_
   std::unique_ptr<Ladder> ladder_ = std::make_unique<Ladder>();
   StatsPage page_;
   std::unique_ptr<Maintenance> maintenance_ = std::make_unique<Maintenance>();

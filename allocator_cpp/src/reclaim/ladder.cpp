@@ -10,15 +10,14 @@ namespace pyalloc {
 namespace {
 
 // What a reclaimer or an observer allocates may fail too; it is not called again for that.
-thread_local bool in_callback = false;
-struct CallbackScope {
-  CallbackScope() { in_callback = true; }
-  ~CallbackScope() { in_callback = false; }
-};
+thread_local bool callbacks_off = false;
 
 uint64_t decrease(int64_t before, int64_t now) { return static_cast<uint64_t>(std::max<int64_t>(0, before - now)); }
 
 }  // namespace
+
+WithoutCallbacks::WithoutCallbacks() : before_(callbacks_off) { callbacks_off = true; }
+WithoutCallbacks::~WithoutCallbacks() { callbacks_off = before_; }
 
 void Ladder::add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority) {
   Lock lock(mutex_);
@@ -58,7 +57,7 @@ std::string Ladder::summary(int64_t (&counts)[kReasons]) {
 
 bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const std::function<bool()>& again,
                              uint64_t& freed) {
-  if (in_callback) return false;
+  if (callbacks_off) return false;
   std::vector<Reclaimer> all;
   {
     Lock lock(mutex_);
@@ -69,7 +68,7 @@ bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const
     int64_t before = heap.active_bytes();
     uint64_t gave = 0;
     {
-      CallbackScope scope;
+      WithoutCallbacks scope;
       gave = one.fn(one.context, heap.device(), bytes);
     }
     freed += gave != PYALLOC_FREED_UNKNOWN ? gave : decrease(before, heap.active_bytes());
@@ -154,8 +153,8 @@ Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::fun
     if (refusals_.size() == kKept) refusals_.pop_front();
     refusals_.push_back(refusal);
   }
-  if (!in_callback) {
-    CallbackScope scope;
+  if (!callbacks_off) {
+    WithoutCallbacks scope;
     std::vector<Observer> observers;
     {
       Lock lock(mutex_);

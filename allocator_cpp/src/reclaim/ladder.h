@@ -11,7 +11,7 @@
 //
 // Taking idle memory of other pools and streams, with waits on the GPU, is part of every try of the heap itself.
 // Guarded by its own lists' lock; no lock is held while a rung runs. A request made by a reclaimer or an observer climbs
-// without rungs 3 and 4 and is not observed.
+// without rungs 3 and 4 and is not observed, and so does one made while a WithoutCallbacks lives.
 #pragma once
 #include <deque>
 #include <functional>
@@ -21,6 +21,16 @@
 #include "reclaim/refusal.h"
 
 namespace pyalloc {
+
+// Keeps this thread's requests from calling anybody while it lives: for callers that hold a lock of theirs.
+class WithoutCallbacks {
+ public:
+  WithoutCallbacks();
+  ~WithoutCallbacks();
+
+ private:
+  bool before_;
+};
 
 class Ladder {
  public:
