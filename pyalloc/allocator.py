@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from . import _native, bridge_build, config, errors, instrumentation, plain, torch_options, torch_pools
+from . import _native, bridge_build, config, errors, instrumentation, plain, torch_options, torch_pools, unmapping
 from .config import Size, Switch
 
 _log = logging.getLogger("pyalloc")
@@ -50,7 +50,7 @@ def library_path() -> str:
 
 
 def is_enabled() -> bool:
-    """Whether enable() made pyalloc torch's CUDA allocator in this process, or, with mode="pools", that of its pools."""
+    """Whether enable() made pyalloc torch's CUDA allocator in this process; with mode="pools", that of its pools."""
     return _enabled is not None
 
 
@@ -99,13 +99,13 @@ def enable(
     What differs there:
 
     - Torch asks pyalloc for whole segments: 2 MiB for blocks up to 1 MiB, 20 MiB for those under 10 MiB, multiples of
-      2 MiB for larger ones. pools(), limits, ledger() and oom_report() count segments; torch.cuda's functions count tensors, and see
-      those of the pools too.
+      2 MiB for larger ones. pools(), limits, ledger() and oom_report() count segments; torch.cuda's functions count
+      tensors, and see those of the pools too.
     - Torch keeps the segments of a pool for that pool. pyalloc.empty_cache() gives the free ones back; torch's own
       empty_cache() does not.
     - A refusal is torch's own torch.OutOfMemoryError; pyalloc's reason is added as a note (Python 3.11 and newer), and
-      is in oom_report(). on_oom functions are asked by lora_prepare() alone, since torch holds its lock while it asks
-      for a segment.
+      is in oom_report(). Torch holds its lock while it asks for a segment: on_oom functions are asked by
+      lora_prepare() alone, and on_unmap() is refused.
     - Nothing is chosen without a scope: `instrument` and `predict_lifetimes` do nothing. Tags are not charged, and
       escapes() counts the segments that a step leaves to torch.
     - Inside the capture of a CUDA graph a scope does nothing. PYTORCH_NO_CUDA_MEMORY_CACHING goes around all pools.
@@ -249,6 +249,8 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
         return None
     _check_fork()
     if values["mode"] == "pools":
+        if unmapping.registered():
+            raise errors.StateError(unmapping.NOT_WITH_POOLS)
         torch_pools.install(library)
         return Enabled("pools", "mode:pools", arguments, text, values)
     _check_state()

@@ -43,7 +43,8 @@ class TorchPools:
         self._allocators: dict[int, Any] = {}
         self._thread = threading.local()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-        torch.cuda._lazy_call(lambda: library.init(torch.cuda.device_count()))
+        cuda: Any = torch.cuda  # has functions without annotations
+        cuda._lazy_call(lambda: library.init(cuda.device_count()))
 
     def enter(self, number: int) -> None:
         """This thread's allocations go to the pool, on every device, until leave(). Initialises CUDA. During a capture
@@ -51,13 +52,14 @@ class TorchPools:
         """
         import torch
 
-        torch.cuda.init()
+        cuda: Any = torch.cuda
+        cuda.init()
         with contextlib.ExitStack() as entered:
-            if not torch.cuda.is_current_stream_capturing():
+            if not cuda.is_current_stream_capturing():
                 pools = self._take(number)
                 entered.callback(self._put_back, number, pools)
                 for device, pool in enumerate(pools):
-                    entered.enter_context(torch.cuda.use_mem_pool(pool, device=device))
+                    entered.enter_context(cuda.use_mem_pool(pool, device=device))
             self._open_scopes().append(_Open(number, int(time.time() * 1000), entered.pop_all()))
 
     def leave(self, number: int, error: BaseException | None) -> None:
@@ -121,14 +123,13 @@ class TorchPools:
 
         if not isinstance(error, torch.OutOfMemoryError) or not hasattr(error, "add_note"):  # Python 3.10 has no notes
             return
-        refusals = self._library.oom()["last"]
-        names = self._library.pool_names()
-        if refusals and refusals[-1]["unix_ms"] >= scope.entered_ms:
-            if refusals[-1]["pool"] == names[scope.number]:
-                error.add_note(f"pyalloc: {refusals[-1]['message']}")
+        name = self._library.pool_names()[scope.number]
+        for refusal in self._library.oom()["last"][-1:]:
+            if refusal["unix_ms"] >= scope.entered_ms and refusal["pool"] == name:
+                error.add_note(f"pyalloc: {refusal['message']}")
 
 
-def _has_free_segments(pool: MemPool) -> bool:
+def _has_free_segments(pool: Any) -> bool:
     return any(segment["active_size"] == 0 for segment in pool.snapshot())
 
 

@@ -9,13 +9,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import errors
+from . import errors, torch_pools
 from ._native import MAPPING_OBSERVER, library
 
 UnmapFunction = Callable[[int, int, int], object]
 _F = TypeVar("_F", bound=UnmapFunction)
 _registered: list[UnmapFunction] = []
 _lock = threading.Lock()  # of adding and removing
+NOT_WITH_POOLS = (
+    'on_unmap functions cannot be called with enable(mode="pools"): torch holds its lock while pyalloc unmaps, and a '
+    "function that waits for it would wait for ever"
+)
 _observing = False
 
 
@@ -31,11 +35,14 @@ def on_unmap(fn: _F) -> _F:
     fn has returned. Memory that moves to another address leaves the old one later. It runs with no lock of pyalloc's
     held, on any thread, one of pyalloc's own among them, and may allocate and free. An exception is printed to standard
     error, and the unmapping goes on. Not called while the process exits.
-    Raises InvalidArgumentError when fn is registered already or cannot be called.
+    Raises InvalidArgumentError when fn is registered already or cannot be called; StateError with enable(mode="pools"),
+    where torch holds its lock while pyalloc unmaps.
     """
     global _observing
     if not callable(fn):
         raise errors.InvalidArgumentError(f"on_unmap was given {fn!r}; expected a function of (device, address, bytes)")
+    if torch_pools.active() is not None:
+        raise errors.StateError(NOT_WITH_POOLS)
     with _lock:
         if fn in _registered:
             raise errors.InvalidArgumentError(f"{fn!r} is registered already; remove_on_unmap() takes it off")
@@ -44,6 +51,11 @@ def on_unmap(fn: _F) -> _F:
             _observing = True
         _registered.append(fn)
     return fn
+
+
+def registered() -> bool:
+    """Whether there is a function to call."""
+    return bool(_registered)
 
 
 def remove_on_unmap(fn: UnmapFunction) -> None:

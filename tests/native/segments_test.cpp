@@ -63,12 +63,15 @@ TEST(what_cannot_be_had_is_null_and_nobody_is_called) {
   CHECK_EQ(calls, 2);
   CHECK_EQ(pyalloc_set_pool_limit(0, PYALLOC_POOL_KV, 30 * kMiB), PYALLOC_OK);
   CHECK(segment(PYALLOC_POOL_KV, 20 * kMiB) == nullptr);
-  CHECK(segment(PYALLOC_POOL_WEIGHTS, 20 * kMiB) != nullptr);
+  void* weights = segment(PYALLOC_POOL_WEIGHTS, 20 * kMiB);
+  CHECK(weights != nullptr);
   pyalloc_malloc_fn allocate_kv = pyalloc_segment_malloc(PYALLOC_POOL_KV);
   CHECK(allocate_kv(-1, 0, nullptr) == nullptr);
   CHECK(allocate_kv(2 * kMiB, 7, nullptr) == nullptr);  // no such device
   free_segment(first);
-  CHECK(segment(PYALLOC_POOL_KV, 20 * kMiB) != nullptr);
+  first = segment(PYALLOC_POOL_KV, 20 * kMiB);
+  CHECK(first != nullptr);
+  for (void* one : {first, weights}) free_segment(one);
   CHECK_EQ(pyalloc_remove_reclaimer(&reclaim, nullptr), PYALLOC_OK);
   CHECK(valid());
 }
@@ -116,5 +119,6 @@ TEST(every_device_that_can_may_use_a_segment) {
   CHECK_EQ(cuStreamSynchronize(static_cast<pyalloc::cuda::Stream>(stream)), pyalloc::cuda::kSuccess);
   CHECK(holds(second, 20 * kMiB, 8));
   Gpu::use(0);
-  gpu.check_no_violations();
+  free_segment(first);
+  pyalloc_segment_free(second, 0, 2, nullptr);
 }

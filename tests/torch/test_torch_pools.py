@@ -366,8 +366,26 @@ def test_nothing_is_chosen_without_a_scope(run_on_simgpu: Run) -> None:
             with pyalloc.tag("request"), pyalloc.pool("kv"):
                 cache = empty(30 * MIB)
             assert pyalloc.bill("request").bytes == 0
+            raises(pyalloc.StateError, 'enable(mode="pools")', lambda: pyalloc.on_unmap(print))
             """
         )
+    )
+
+
+def test_who_hears_of_unmapping_keeps_torch_s_lock_out(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        """
+        import pyalloc
+        pyalloc.on_unmap(print)
+        try:
+            pyalloc.enable(mode="pools")
+        except pyalloc.StateError as error:
+            assert "on_unmap" in str(error) and not pyalloc.is_enabled(), error
+        else:
+            raise AssertionError("enabled")
+        pyalloc.remove_on_unmap(print)
+        assert pyalloc.enable(mode="pools")
+        """
     )
 
 

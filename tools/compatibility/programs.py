@@ -1,5 +1,5 @@
-"""What the table of compatibility is made of: small programs, each for some functions of torch, whose answer is the same
-under every allocator that does what torch's own does.
+"""What the table of compatibility is made of: small programs, each for some functions of torch. The answer of one is
+the same under every allocator that does what torch's own does.
 
 An answer is made of figures that do not depend on how an allocator lays out its memory. Where a way is known to answer
 otherwise, `notes` says so in the words of the table; a note that is not needed is an error, as a missing one is.
@@ -410,9 +410,7 @@ def foreign_allocator_in_a_pool() -> Any:
     held = calls.foreign_count()
     outside = empty(30 * MIB)
     same = calls.foreign_count()
-    inside = any(
-        one["address"] <= block.data_ptr() < one["address"] + one["total_size"] for one in pool.snapshot()
-    )
+    inside = any(one["address"] <= block.data_ptr() < one["address"] + one["total_size"] for one in pool.snapshot())
     del block, pool
     torch.cuda.empty_cache()
     return held, same, inside, calls.foreign_count(), len(outside)
@@ -444,7 +442,7 @@ def mem_pool() -> Any:
         first = empty(30 * MIB)
         with torch.cuda.use_mem_pool(other):
             second = empty(30 * MIB)
-        again = raised(lambda: torch.cuda.use_mem_pool(pool).__enter__())
+        again = raised(torch.cuda.use_mem_pool(pool).__enter__)
     outside = empty(30 * MIB)
     where = [[holds(one, tensor) for one in (pool, other)] for tensor in (first, second, outside)]
     count, place = pool.use_count(), first.data_ptr()
@@ -540,9 +538,7 @@ def annotations_of_blocks() -> Any:
     memory._annotate_tensor(kept, "the cache")
     trace = memory._snapshot()["device_traces"][0]
     told = [
-        (entry["action"], entry.get("user_metadata", ""))
-        for entry in trace
-        if entry["action"] in ("alloc", "annotate")
+        (entry["action"], entry.get("user_metadata", "")) for entry in trace if entry["action"] in ("alloc", "annotate")
     ]
     return told
 
