@@ -78,7 +78,7 @@ class Reader:
         elif one.page.left_behind:
             one.process.state = DIED
         else:
-            if one.process.state != DIED:  # else somebody has pruned what it left
+            if one.process.state != DIED:  # else somebody has deleted what it left
                 one.process.state = ENDED
                 one.process.seen_ended = time.monotonic()
                 self._ended.append(one.process)

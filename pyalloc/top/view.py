@@ -274,6 +274,8 @@ def notes(rows: Sequence[Row]) -> list[Text]:
         found.append("* the number inside its container")
     if any(row.process.state == DIED for row in rows):
         found.append("died: killed or crashed; these are its last figures (--prune deletes them)")
+    if any(row.process.state == ENDED for row in rows):
+        found.append("ended: these are its last figures")
     if any(row.process.state == SILENT for row in rows):
         found.append("silent: alive, but it has not written its page lately: stopped, or very busy")
     return [Text(note, "dim") for note in found]

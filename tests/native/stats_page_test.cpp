@@ -1,5 +1,6 @@
 // The stats page: what it says agrees with the C ABI, it is read whole while it is written, and nothing about its file harms the program.
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -326,6 +327,34 @@ TEST(a_page_of_the_same_name) {
     CHECK(std::strstr(pyalloc_last_error(), "in use") != nullptr);
   }
   CHECK(exists(path));
+  close(held);
+}
+
+TEST(old_leftovers_go_and_nothing_else) {
+  PageFolder folder;
+  CHECK_EQ(mkdir(folder.folder().c_str(), 0700), 0);
+  auto make = [&](const std::string& name, bool old) {
+    int file = open((folder.folder() + "/" + name).c_str(), O_CREAT | O_RDWR, 0600);
+    timespec times[2] = {{time(nullptr) - (old ? 4000 : 3000), 0}, {time(nullptr) - (old ? 4000 : 3000), 0}};
+    CHECK_EQ(futimens(file, times), 0);
+    return file;
+  };
+  close(make("1-2-3", true));
+  close(make("1-2-4", false));
+  close(make("1-2-5.sock", true));
+  close(make("1-2", true));
+  close(make("notes", true));
+  int held = make("1-2-6", true);
+  CHECK_EQ(flock(held, LOCK_EX), 0);
+  CHECK_EQ(symlink("notes", (folder.folder() + "/1-2-7").c_str()), 0);
+  {
+    Gpu gpu("memory:64MiB");
+    CHECK_EQ(deallocate(allocate(700)), PYALLOC_OK);
+    CHECK(!published().content.empty());
+  }
+  CHECK(!exists(folder.folder() + "/1-2-3"));
+  for (const char* name : {"1-2-4", "1-2-5.sock", "1-2", "notes", "1-2-6", "1-2-7"})
+    CHECK(exists(folder.folder() + "/" + name));
   close(held);
 }
 

@@ -1,5 +1,6 @@
 #include "view/page_file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 #include "view/process_identity.h"
 
@@ -15,6 +17,19 @@ namespace pyalloc {
 namespace {
 
 constexpr mode_t kOthers = 077;
+constexpr time_t kLeftoversKept_s = 3600;
+
+// <digits>-<digits>-<digits>
+bool is_page_name(const char* name) {
+  int numbers = 0;
+  for (const char* at = name;; ++at) {
+    size_t digits = std::strspn(at, "0123456789");
+    if (digits == 0) return false;
+    at += digits;
+    ++numbers;
+    if (*at != '-') return *at == 0 && numbers == 3;
+  }
+}
 
 bool fails(std::string& why, const std::string& what, int error = errno) {
   why = what + ": " + std::strerror(error);
@@ -67,10 +82,32 @@ bool PageFile::link(std::string& why) {
   return fails(why, "cannot make " + path_);
 }
 
+// What processes that were killed left: for an hour it may tell somebody why, then it is in the way.
+void PageFile::remove_leftovers() {
+  int again = openat(folder_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // the listing's own
+  DIR* listing = again >= 0 ? fdopendir(again) : nullptr;
+  if (listing == nullptr) {
+    shut(again);
+    return;
+  }
+  while (const dirent* entry = readdir(listing)) {
+    if (!is_page_name(entry->d_name)) continue;
+    int file = openat(folder_, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) continue;
+    struct stat facts{};
+    bool old = fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_uid == geteuid() &&
+               std::time(nullptr) - facts.st_mtime > kLeftoversKept_s;
+    if (old && flock(file, LOCK_EX | LOCK_NB) == 0) unlinkat(folder_, entry->d_name, 0);
+    close(file);
+  }
+  closedir(listing);
+}
+
 bool PageFile::create(const std::string& content, std::string& why) {
   ProcessIdentity self = process_identity();
   name_ = self.file_name();
   bool made = open_folder(why);
+  if (made) remove_leftovers();
   if (made) {
     file_ = openat(folder_, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     made = file_ >= 0 || fails(why, "cannot make a file in " + path_.substr(0, path_.rfind('/')));

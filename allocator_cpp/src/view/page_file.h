@@ -17,7 +17,8 @@ class PageFile {
   PageFile(const PageFile&) = delete;
   PageFile& operator=(const PageFile&) = delete;
 
-  // Makes the file with `content` in it and lets it appear. False with the reason in `why`, and nothing is left behind.
+  // Makes the file with `content` in it and lets it appear; pages that the user's dead processes left an hour ago or
+  // earlier go. False with the reason in `why`, and nothing is left behind.
   bool create(const std::string& content, std::string& why);
   bool is_open() const { return file_ >= 0; }
   const std::string& path() const { return path_; }
@@ -29,6 +30,7 @@ class PageFile {
 
  private:
   bool open_folder(std::string& why);
+  void remove_leftovers();
   bool link(std::string& why);
 
   int folder_ = -1, file_ = -1;

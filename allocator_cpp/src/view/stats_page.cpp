@@ -85,15 +85,15 @@ void StatsPage::publish_when_due(const std::vector<DeviceHeap*>& heaps, int devi
   Lock lock(mutex_);
   int64_t now = clock_ns(CLOCK_MONOTONIC);
   if (heaps.empty() || !failure_.empty() || now < next_ns_) return;
-  if (!file_.is_open()) open(devices);
-  if (file_.is_open()) write(heaps, ladder, now >= next_survey_ns_);
+  if (tables_.empty()) prepare(devices);
+  write(heaps, ladder, now >= next_survey_ns_);
 }
 
 Status StatsPage::publish(const std::vector<DeviceHeap*>& heaps, int devices, Ladder& ladder) {
   Lock lock(mutex_);
   if (heaps.empty()) return fail(PYALLOC_WRONG_STATE, "there is no stats page before the first allocation on a device");
-  if (failure_.empty() && !file_.is_open()) open(devices);
-  if (file_.is_open()) write(heaps, ladder, true);
+  if (tables_.empty()) prepare(devices);
+  if (failure_.empty()) write(heaps, ladder, true);
   return file_.is_open() ? kOk : fail(PYALLOC_WRONG_STATE, "there is no stats page: %s", failure_.c_str());
 }
 
@@ -106,12 +106,14 @@ void StatsPage::close() {
   Lock lock(mutex_);
   file_.remove();
   failure_.clear();
+  tables_.clear();
   surveyed_.clear();
   next_ns_ = next_survey_ns_ = 0;
 }
 
 void StatsPage::abandon() {
   file_.leave();
+  tables_.clear();
   surveyed_.clear();
   next_ns_ = next_survey_ns_ = 0;
 }
@@ -122,19 +124,18 @@ void StatsPage::give_up(const std::string& why) {
   log_line("no stats page for pyalloc-top: %s; stats_page:off says that none is wanted", why.c_str());
 }
 
-void StatsPage::open(int devices) {
+void StatsPage::prepare(int devices) {
   layout_ = PageLayout(static_cast<size_t>(devices));
-  std::string description = layout_.description();
+  auto described = static_cast<uint32_t>(layout_.description().size());
   header_ = {};
   std::memcpy(header_.magic, PYALLOC_PAGE_MAGIC, sizeof header_.magic);
   header_.version = PYALLOC_PAGE_VERSION;
   header_.header_bytes = sizeof header_;
   header_.layout_offset = sizeof header_;
-  header_.layout_bytes = static_cast<uint32_t>(description.size());
-  header_.tables_offset = static_cast<uint32_t>(align_up(sizeof header_ + description.size(), kTableAlignment));
+  header_.layout_bytes = described;
+  header_.tables_offset = static_cast<uint32_t>(align_up(sizeof header_ + described, kTableAlignment));
   header_.tables_bytes = static_cast<uint32_t>(layout_.bytes);
   header_.page_bytes = uint64_t{header_.tables_offset} + header_.tables_bytes;
-  header_.sequence = 1;  // until the first write there is nothing to read
   tables_.assign(layout_.bytes, 0);
   surveyed_.assign(static_cast<size_t>(devices), {});
   ProcessIdentity self = process_identity();
@@ -144,10 +145,25 @@ void StatsPage::open(int devices) {
   process().opened_ms = unix_ms();
   set_text(process().program, command_line());
   set_text(process().version, pyalloc_version());
-  std::string content(header_.page_bytes, '\0'), why;
-  std::memcpy(content.data(), &header_, sizeof header_);
-  std::memcpy(content.data() + header_.layout_offset, description.data(), description.size());
-  if (!file_.create(content, why)) give_up(why);
+}
+
+// The first time, the file with all that it holds; later the tables alone.
+void StatsPage::copy_to_file() {
+  if (!file_.is_open()) {
+    std::string content(header_.page_bytes, '\0'), description = layout_.description(), why;
+    std::memcpy(content.data(), &header_, sizeof header_);
+    std::memcpy(content.data() + header_.layout_offset, description.data(), description.size());
+    std::memcpy(content.data() + header_.tables_offset, tables_.data(), tables_.size());
+    if (!file_.create(content, why)) give_up(why);
+    return;
+  }
+  auto write_sequence = [&] {
+    ++header_.sequence;
+    return file_.write(offsetof(pyalloc_page_header, sequence), &header_.sequence, sizeof header_.sequence);
+  };
+  size_t used = layout_.pool.offset + static_cast<size_t>(process().pools) * layout_.pool.stride;
+  bool written = write_sequence() && file_.write(header_.tables_offset, tables_.data(), used) && write_sequence();
+  if (!written) give_up("cannot write " + file_.path() + ": " + std::strerror(errno));
 }
 
 void StatsPage::write(const std::vector<DeviceHeap*>& heaps, Ladder& ladder, bool with_survey) {
@@ -183,8 +199,7 @@ void StatsPage::survey(DeviceHeap& heap) {
   heap.get_figures(ledger, pools);
   heap.survey(*found);
   known.device.surveyed_free = ledger.reserved - ledger.allocated - ledger.set_aside;
-  for (PoolId id = 0; id < pools.size(); ++id)
-    known.pools[id].surveyed_free = pools[id].reserved - pools[id].allocated;
+  for (PoolId id = 0; id < pools.size(); ++id) known.pools[id].surveyed_free = pools[id].reserved - pools[id].allocated;
   known.device.largest_free = found->largest_free;
   known.device.largest_remapped = found->largest_remapped;
   for (PoolId id = 0; id < kMostPools; ++id) {
@@ -282,18 +297,6 @@ void StatsPage::add_process(Ladder& ladder, bool with_survey) {
   process().published_ms = unix_ms();
   process().published_ns = clock_ns(CLOCK_MONOTONIC);
   if (with_survey) process().surveyed_ns = process().published_ns;
-}
-
-void StatsPage::copy_to_file() {
-  auto write_sequence = [&] {
-    ++header_.sequence;
-    return file_.write(offsetof(pyalloc_page_header, sequence), &header_.sequence, sizeof header_.sequence);
-  };
-  size_t used = layout_.pool.offset + static_cast<size_t>(process().pools) * layout_.pool.stride;
-  bool odd = header_.sequence % 2 != 0;  // a new page begins so
-  bool written =
-      (odd || write_sequence()) && file_.write(header_.tables_offset, tables_.data(), used) && write_sequence();
-  if (!written) give_up("cannot write " + file_.path() + ": " + std::strerror(errno));
 }
 
 }  // namespace pyalloc

@@ -39,7 +39,7 @@ class StatsPage {
     std::vector<pyalloc_page_pool> pools;  // by number
   };
 
-  void open(int devices);
+  void prepare(int devices);
   void write(const std::vector<DeviceHeap*>& heaps, Ladder& ladder, bool survey);
   void survey(DeviceHeap& heap);
   void add_process(Ladder& ladder, bool survey);
@@ -59,7 +59,7 @@ class StatsPage {
   std::string failure_;  // why there is no page, once it is known
   PageLayout layout_{0};
   pyalloc_page_header header_{};
-  std::vector<char> tables_;        // what the next write copies to the file
+  std::vector<char> tables_;        // empty until there is something to publish; what the next write copies to the file
   std::vector<Surveyed> surveyed_;  // by device
   int64_t next_ns_ = 0, next_survey_ns_ = 0;
 };

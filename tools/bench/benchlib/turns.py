@@ -27,8 +27,9 @@ Samples = dict[str, dict[str, list[float]]]  # name -> allocator -> a value for 
 
 
 def run(_: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
-    """options: allocators, cases (in this order, each in the processes of the one before), scale; rounds at least,
-    seconds of a case at most, width (ratios.known). Answers `samples`.
+    """options: allocators ("pyalloc stats_page=off": with options of its own), cases (in this order, each in the
+    processes of the one before), scale; rounds at least, seconds of a case at most, width (ratios.known). Answers
+    `samples`.
     """
     racers: list[Racer] = []
     samples: Samples = {}
@@ -119,7 +120,8 @@ def _serve(allocator: str, library: ctypes.CDLL, questions: int, answers: int) -
             try:
                 if native is None:
                     allocator_setup.prepare_device(None, "immediate")
-                    allocator_setup.choose(allocator, {})
+                    name, *settings = allocator.split()
+                    allocator_setup.choose(name, dict(setting.split("=") for setting in settings))
                     native = latency_job.Native(library)
                 if question["case"] is not None:
                     close = getattr(passes, "close", None)
