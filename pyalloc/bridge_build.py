@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -118,6 +119,12 @@ def target() -> Target:
     if torch.version.cuda is None:
         raise errors.BridgeError(f"torch {torch.__version__} is not a CUDA build")
     folder = Path(torch.__file__).resolve().parent
+    on_disk = _git_version_on_disk(folder)
+    if on_disk not in (None, torch.version.git_version):
+        raise errors.BridgeError(
+            f"{folder} has been replaced since torch {torch.__version__} was imported from it, and its headers are of "
+            "another torch; start the program again"
+        )
     headers = find_cuda_headers(torch.version.cuda, folder)
     found = sources()
     facts = {
@@ -131,6 +138,18 @@ def target() -> Target:
         "flags": " ".join(FLAGS),
     }
     return Target(found, folder, headers, facts)
+
+
+def _git_version_on_disk(torch_folder: Path) -> str | None:
+    """The revision of the torch whose files lie there, which an installation may have replaced under a program that
+    runs. None when it cannot be told.
+    """
+    try:
+        text = (torch_folder / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^git_version\b[^=]*=\s*['\"](\w+)['\"]", text, re.MULTILINE)
+    return found.group(1) if found else None
 
 
 def compile_command(goal: Target, compiler: list[str], key: str, output: Path) -> list[str]:

@@ -148,6 +148,24 @@ def test_a_bridge_for_another_torch_is_refused(run_on_simgpu: Run) -> None:
     )
 
 
+def test_a_torch_replaced_on_disk_is_not_compiled_against(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        """
+        import pyalloc, torch
+        from pyalloc import bridge_build
+        bridge_build.target()
+        torch.version.git_version = "0123456789"     # as of the torch that was there when this program imported it
+        try:
+            pyalloc.enable(bridge="require")
+        except pyalloc.BridgeError as error:
+            assert "has been replaced since torch" in str(error), error
+        else:
+            raise AssertionError("enabled")
+        assert torch.cuda.get_allocator_backend() == "native"
+        """
+    )
+
+
 def test_doctor(run_on_simgpu: Run) -> None:
     done = run_on_simgpu(
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import multiprocessing
@@ -114,6 +115,21 @@ def test_another_compiler_makes_another_entry(workshop: Workshop, monkeypatch: p
     second = bridge_build.ensure_bridge()
     assert first.key != second.key
     assert workshop.runs() == ["run", "run"]
+
+
+@pytest.mark.parametrize("fact", ["sources", "torch", "torch_git", "cuda", "cxx11_abi", "flags"])
+def test_another_torch_makes_another_entry(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
+    facts = {"sources": "x", "torch": "2.99", "torch_git": "abc", "cuda": "13.0", "cxx11_abi": "1", "flags": "-O2"}
+    workshop.target = dataclasses.replace(workshop.target, facts=facts)
+    first = bridge_build.ensure_bridge()
+    workshop.target = dataclasses.replace(workshop.target, facts=facts | {fact: "other"})
+    second = bridge_build.ensure_bridge()
+    assert first.key != second.key
+    # Nor is one of another torch taken for want of a compiler.
+    workshop.target = dataclasses.replace(workshop.target, facts=facts | {fact: "third"})
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(pyalloc.BridgeError, match="is not a program"):
+        bridge_build.ensure_bridge()
 
 
 def test_a_cached_bridge_needs_no_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
