@@ -131,8 +131,6 @@ std::string share_handle() {
   return yes_no(!one.handle.empty() && one.handle == two.handle) + " " + yes_no(one.offset == two.offset);
 }
 
-std::string open_bad_handle() { return yes_no(cca::getIpcDevPtr("no handle") != nullptr); }
-
 std::string compile_context() {
   cca::recordHistory(true, nullptr, 100, cca::RecordContext::NEVER, true, {});
   std::string text = "a compiled frame";
@@ -207,7 +205,6 @@ const std::map<std::string, std::function<std::string()>> kCalls = {
     {"no_split", no_split},
     {"checkpoint", checkpoint},
     {"share_handle", share_handle},
-    {"open_bad_handle", open_bad_handle},
     {"compile_context", compile_context},
     {"annotation", annotation},
     {"trace_tracker", trace_tracker},

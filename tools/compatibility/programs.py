@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -66,6 +68,7 @@ def at_least(names: Any) -> dict[str, list[str]]:
 
 
 calls: Any = None  # the library of calls.cpp, loaded by run.py
+way = ""  # under which the programs run; set by run.py
 
 
 def call(name: str) -> str:
@@ -442,10 +445,11 @@ def mem_pool() -> Any:
         first = empty(30 * MIB)
         with torch.cuda.use_mem_pool(other):
             second = empty(30 * MIB)
+        count = pool.use_count()
         again = raised(torch.cuda.use_mem_pool(pool).__enter__)
     outside = empty(30 * MIB)
     where = [[holds(one, tensor) for one in (pool, other)] for tensor in (first, second, outside)]
-    count, place = pool.use_count(), first.data_ptr()
+    place = first.data_ptr()
     del first
     unused = empty(30 * MIB).data_ptr() != place
     with torch.cuda.use_mem_pool(pool):
@@ -603,6 +607,19 @@ def copies_between_devices() -> Any:
     return torch.equal(second.cpu(), source), torch.equal(back.cpu(), source), torch.cuda.memory_allocated(1)
 
 
+@covers("virtual.shareIpcHandle", "virtual.getIpcDevPtr")
+def shared_between_processes() -> Any:
+    import torch
+
+    torch.cuda.init()
+    tensor = torch.arange(1 << 20).cuda()
+    handle = pickle.dumps(tensor.untyped_storage()._share_cuda_())
+    receiver = [sys.executable, str(Path(__file__).with_name("run.py")), "receive", way]
+    done = subprocess.run(receiver, input=handle, capture_output=True, check=False)
+    torch.cuda.synchronize()
+    return done.stdout.decode(), done.returncode, tensor.numel()
+
+
 # --- what only C++ calls ---
 
 of_cpp("raw_blocks", "raw_alloc", "raw_alloc_with_stream", "raw_delete")
@@ -623,7 +640,6 @@ of_cpp("pool_life", "createOrIncrefPool", "getPoolUseCount", "setUseOnOOM", "che
 of_cpp("no_split", "setNoSplit")
 of_cpp("checkpoint", "getCheckpointState", "setCheckpointPoolState")
 of_cpp("share_handle", "shareIpcHandle")
-of_cpp("open_bad_handle", "getIpcDevPtr")
 of_cpp("compile_context", "pushCompileContext", "popCompileContext")
 of_cpp("annotation", "recordAnnotation")
 of_cpp("trace_tracker", "attachAllocatorTraceTracker", pools=TORCHS_SEGMENTS)

@@ -1,6 +1,7 @@
 """Runs every program of programs.py under one allocator and prints the results as JSON: run.py WAY LIBRARY.
 
-Each program runs in a child that is forked before CUDA is in use, so that torch is imported once.
+Each program runs in a child that is forked before CUDA is in use, so that torch is imported once. As the other process
+of a program that shares memory: run.py receive WAY.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import pickle
 import select
 import signal
 import sys
@@ -81,8 +83,23 @@ def in_child(program: programs.Program, way: str) -> dict[str, Any]:
     return {"crash": f"signal {-status}" if status < 0 else f"exit code {status}"}
 
 
+def receive(way: str) -> None:
+    """Opens the storage whose handle standard input has, and prints some of what is in it."""
+    import torch
+
+    enable(way)
+    torch.cuda.init()
+    storage = torch.UntypedStorage._new_shared_cuda(*pickle.load(sys.stdin.buffer))
+    values = torch.empty(0, dtype=torch.int64, device="cuda").set_(storage)
+    print(values.shape, values[-1:].cpu().tolist(), flush=True)
+
+
 def main() -> None:
+    if sys.argv[1] == "receive":
+        receive(sys.argv[2])
+        return
     way, library = sys.argv[1:]
+    programs.way = way
     import torch  # noqa: F401  (its libraries come before ours)
 
     programs.calls = ctypes.CDLL(library)
