@@ -46,7 +46,8 @@ def snapshot(*, sites: bool = True) -> Snapshot:
     if torch is not None:
         versions["torch"] = str(torch.__version__)
     unix_ms = time.time_ns() // 1_000_000
-    found = call_sites() if sites else {}
+    # Under another registration torch records blocks of its own, or none.
+    found = call_sites() if sites and state is not None and state.mode == "bridge" else {}
     devices = [_device(core, number, found) for number in range(core.device_count() or MOST_DEVICES)]
     return Snapshot(
         unix_ms=unix_ms,
