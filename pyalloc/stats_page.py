@@ -39,6 +39,7 @@ _SEQUENCE_AT: Final = 24
 _FILE_NAME: Final = re.compile(r"[0-9]+-[0-9]+-[0-9]+")
 _FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MOST_BYTES: Final = 64 << 20
+_MOST_RECORDS: Final = 1 << 14
 _TRIES: Final = 20
 _BETWEEN_TRIES_S: Final = 0.0005
 
@@ -299,8 +300,8 @@ class StatsPage:
         )
         offset, stride, capacity = (_number(one[key]) for key in ("offset", "stride", "capacity"))
         table = _Table(_text(one["name"]), offset, stride, capacity, fields)
-        if offset + stride * capacity > self._tables_bytes:
-            raise ValueError(f"table {table.name} is larger than the page")
+        if offset + stride * capacity > self._tables_bytes or capacity > _MOST_RECORDS:
+            raise ValueError(f"table {table.name} is larger than the page, or than any")
         for field in fields:
             least = {"int64": 8, "stat": 8 * len(STAT_KINDS) * len(STAT_FIGURES)}.get(field.type, 1)
             if not _FIELD_NAME.fullmatch(field.name) or field.type not in ("int64", "stat", "text", "cells"):

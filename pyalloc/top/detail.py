@@ -7,7 +7,7 @@ from rich.text import Text
 from .columns import fitting, heading, line
 from .drawing import Glyphs, bar, clean, count, percent, size, sparkline, strip
 from .model import Row, pools_in_use
-from .view import PoolRow, Screen, event_lines, limit_of, pool_columns, tag_lines
+from .view import PoolRow, Screen, event_lines, label, limit_of, pool_columns, tag_lines
 
 _MAP_LEFT = 12
 _FEW = 6
@@ -69,7 +69,7 @@ def _account(row: Row, screen: Screen) -> list[Text]:
         screen.thresholds.style(share),
     )
     return [
-        Text(f"{process.pid}  {clean(process.program)}"[: screen.width], "bold"),
+        Text(f"{process.pid}  {label(process.program)}"[: screen.width], "bold"),
         Text(
             f"GPU {device.number} {clean(values['name'])} {clean(values.get('uuid', ''))}, pyalloc "
             f"{clean(process.sample.process.get('version', ''))}, {process.state}"[: screen.width]

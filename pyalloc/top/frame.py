@@ -108,7 +108,8 @@ def _title(rows: Sequence[Row], screen: Screen) -> Text:
         Text(f"{number}:{name}", "bold reverse" if name == screen.view and screen.detail is None else "dim")
         for number, name in enumerate(VIEWS, 1)
     )
-    facts = f"  {len({row.process.page for row in rows})} processes"
+    number = len({row.process.page for row in rows})
+    facts = f"  {number} process{'' if number == 1 else 'es'}"
     if screen.selection.text:
         facts += f", filter {screen.selection.text!r}"
     paused = Text("  PAUSED", "bold black on yellow") if screen.paused else Text()

@@ -330,6 +330,45 @@ TEST(a_page_of_the_same_name) {
   close(held);
 }
 
+TEST(a_driver_that_does_not_answer) {
+  for (const char* call : {"cuMemGetInfo", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid"}) {
+    PageFolder folder;
+    Gpu gpu("memory:64MiB");
+    void* block = allocate(3 * kMiB);
+    CHECK_EQ(simgpu_fail(call, 1, 0, pyalloc::cuda::kUnknown), 0);
+    Page page = published();
+    CHECK(simgpu_calls(call) > 0);
+    simgpu_clear_faults();
+    CHECK(!page.content.empty());
+    if (page.content.empty()) continue;
+    const pyalloc_page_device& device = page.device();
+    bool info = std::strcmp(call, "cuMemGetInfo") == 0;
+    for (int64_t figure : {device.free, device.outside, device.margin}) CHECK_EQ(figure == PYALLOC_PAGE_UNKNOWN, info);
+    CHECK_EQ(device.name[0] != 0, info || std::strcmp(call, "cuDeviceGetUuid") == 0);
+    CHECK_EQ(device.uuid[0] != 0, info || std::strcmp(call, "cuDeviceGetName") == 0);
+    CHECK_EQ(device.allocation[PYALLOC_KIND_ALL].current, int64_t{1});
+    if (info) CHECK(published().device().free >= 0);  // it answers again
+    CHECK_EQ(deallocate(block), PYALLOC_OK);
+    CHECK(valid());
+  }
+}
+
+TEST(several_devices) {
+  PageFolder folder;
+  Gpu gpu("memory:64MiB", "", 3);
+  void *first = allocate(3 * kMiB), *third = allocate(5 * kMiB, nullptr, 2);
+  Page page = published();
+  CHECK_EQ(page.process().devices, int64_t{2});  // those in use
+  CHECK_EQ(page.process().pools, int64_t{2 * pyalloc_pool_count()});
+  CHECK_EQ(page.device().device, int64_t{0});
+  CHECK_EQ((&page.device())[1].device, int64_t{2});
+  CHECK_EQ((&page.device())[1].allocated, static_cast<int64_t>(5 * kMiB));
+  CHECK(std::strcmp((&page.device())[0].uuid, (&page.device())[1].uuid) != 0);
+  void* second = allocate(700, nullptr, 1);
+  CHECK_EQ(published().process().devices, int64_t{3});
+  for (void* block : {first, second, third}) CHECK_EQ(deallocate(block), PYALLOC_OK);
+}
+
 TEST(old_leftovers_go_and_nothing_else) {
   PageFolder folder;
   CHECK_EQ(mkdir(folder.folder().c_str(), 0700), 0);

@@ -124,6 +124,16 @@ def test_smallest_capacity(trace: Path) -> None:
     assert one["failed_bytes"] < one["smallest_bytes"]
 
 
+def test_what_the_stats_page_costs() -> None:
+    report = bench("page_cost.py", "--scale", "0.05", "--starts", "1")
+    both = {"pyalloc", "pyalloc stats_page=off"}
+    assert all(set(found) == both for found in report["ns"].values())
+    assert all(set(found) == {"pyalloc stats_page=off"} for found in report["ratios"].values())
+    (page,) = report["pages"]  # the other process wrote none
+    assert page["publishes"] > 1
+    assert page["us_each"] > 0
+
+
 def test_latency_of_every_allocator() -> None:
     report = bench("latency.py", "--scale", "0.01", "--starts", "1", "--case", "core", "--case", "threads")
     assert set(report["ns"]) >= {"pair_fresh", "random_100000", "pair_churned", "threads_1", "threads_2"}
