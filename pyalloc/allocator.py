@@ -109,6 +109,8 @@ def enable(
     - Nothing is chosen without a scope: `instrument` and `predict_lifetimes` do nothing. Tags are not charged, and
       escapes() counts the segments that a step leaves to torch.
     - Inside the capture of a CUDA graph a scope does nothing. PYTORCH_NO_CUDA_MEMORY_CACHING goes around all pools.
+    - A pool's tensors cannot be shared with other processes (CUDA error: invalid argument), nor copied between devices
+      that cannot reach each other's memory.
 
     Raises:
         ConfigError: an option or value is wrong; lists every one.

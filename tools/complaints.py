@@ -1,12 +1,14 @@
 """What users of CUDA allocators reported, each with the tests that show it cannot happen here.
 
-A test is marked @pytest.mark.complaint(NUMBER, ...). `tools/docs.py complaints` writes tests/COMPLAINTS.md, and a test
-fails when it is out of date or a complaint has no test.
+A test is marked @pytest.mark.complaint(NUMBER, ...), a native one by a comment that begins with "Complaint NUMBER" right
+before its TEST. `tools/docs.py complaints` writes tests/COMPLAINTS.md, and a test fails when it is out of date or a
+complaint has no test.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +56,8 @@ COMPLAINTS: dict[int, tuple[str, str]] = {
     57: ("nccl#2332, Mooncake#2511", "registering mapped memory with a network library fails"),
 }
 
+_NATIVE = re.compile(r"^// Complaint (\d+)\b.*\n(?://.*\n)*TEST\((\w+)\)", re.MULTILINE)
+
 
 def marked_tests(folder: Path = ROOT / "tests") -> Iterator[tuple[int, str]]:
     """Every (number, "file::test") that a marker names."""
@@ -65,6 +69,9 @@ def marked_tests(folder: Path = ROOT / "tests") -> Iterator[tuple[int, str]]:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.complaint":
                     for number in mark.args:
                         yield int(ast.literal_eval(number)), f"{path.relative_to(folder)}::{node.name}"
+    for path in sorted(folder.rglob("*_test.cpp")):
+        for number, name in _NATIVE.findall(path.read_text(encoding="utf-8")):
+            yield int(number), f"{path.relative_to(folder)}::{name}"
 
 
 def by_complaint() -> dict[int, list[str]]:

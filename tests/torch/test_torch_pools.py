@@ -232,6 +232,20 @@ def test_copies_between_devices(run_on_simgpu: Run) -> None:
     )
 
 
+def test_sharing_between_processes_is_refused(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            with pyalloc.pool("kv"):
+                inside = empty(30 * MIB)
+            outside = empty(30 * MIB)
+            raises(RuntimeError, "invalid argument", lambda: inside.untyped_storage()._share_cuda_())
+            assert outside.untyped_storage()._share_cuda_()
+            """
+        )
+    )
+
+
 def test_what_is_free_goes_back(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(

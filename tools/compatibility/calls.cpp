@@ -21,7 +21,6 @@ std::string raw_blocks() {
   std::string answer = yes_no(first != nullptr && second != nullptr && first != second);
   cca::raw_delete(first);
   cca::raw_delete(second);
-  cca::raw_delete(nullptr);
   return answer;
 }
 

@@ -394,7 +394,7 @@ def accelerator_empty_cache() -> Any:
 # --- allocators ---
 
 
-@covers("cuda.get_allocator_backend", "virtual.name", bridge='"pyalloc"', plain='"pluggable"')
+@covers("cuda.get_allocator_backend", "virtual.name", bridge='answers "pyalloc"', plain='answers "pluggable"')
 def backend() -> Any:
     import torch
 
@@ -628,7 +628,7 @@ of_cpp(
     "allocate",
     "raw_deleter",
     "is_simple_data_ptr",
-    plain="but c10::GetAllocator still gives torch's own allocator",
+    plain="works; c10::GetAllocator still gives torch's own allocator",
 )
 of_cpp("clone", "copy_data")
 of_cpp("initialized", "init", "initialized")

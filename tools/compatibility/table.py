@@ -83,7 +83,7 @@ def judge(program: Program, way: str, wanted: dict[str, Any], found: dict[str, A
     if same(wanted["answer"], found["answer"]) and not told:
         return Verdict("wrong", f"the note is not needed: {note}") if note else Verdict("works", "works")
     if note:
-        return Verdict("note", f"works: {note}")
+        return Verdict("note", note)
     if told:
         return Verdict("wrong", f"a warning: {_plain(told[0])}")
     return Verdict("wrong", f"{found['answer']!r}; torch's own: {wanted['answer']!r}")
