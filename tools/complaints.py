@@ -1,8 +1,8 @@
 """What users of CUDA allocators reported, each with the tests that show it cannot happen here.
 
-A test is marked @pytest.mark.complaint(NUMBER, ...), a native one by a comment that begins with "Complaint NUMBER" right
-before its TEST. `tools/docs.py complaints` writes tests/COMPLAINTS.md, and a test fails when it is out of date or a
-complaint has no test.
+A test is marked @pytest.mark.complaint(NUMBER, ...), a native one by a comment that begins with "Complaint NUMBER",
+right before its TEST. `tools/docs.py complaints` writes tests/COMPLAINTS.md, and a test fails when it is out of date or
+a complaint has no test.
 """
 
 from __future__ import annotations
