@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from pyalloc.top import frame
-from pyalloc.top.model import Process
+from pyalloc.top.model import RUNNING, Process
 from pyalloc.top.reading import Reader
 from pyalloc.top.view import Screen
 
@@ -37,15 +37,24 @@ def main() -> int:
     args = parser.parse_args()
     reader = Reader()
     end = time.monotonic() + args.seconds
-    while time.monotonic() < end:
-        processes = reader.look()
+    processes = reader.look()
+    while processes and (time.monotonic() < end or not busy(processes)):
         time.sleep(0.5)
+        processes = reader.look()
     if not processes:
         print("top_pictures: no process runs on pyalloc; start tools/demo beside this", file=sys.stderr)
         return 3
     for name, keys, width, height in VIEWS:
         (IMAGES / f"{name}.svg").write_text(picture(processes, keys, width, height), encoding="utf-8")
     return 0
+
+
+def busy(processes: list[Process]) -> bool:
+    """Whether something happens that is worth a picture; also when nothing will any more."""
+    return any(
+        process.state != RUNNING or any(track.rates["allocations"] for track in process.tracks.values())
+        for process in processes
+    )
 
 
 def picture(processes: list[Process], keys: tuple[str, ...], width: int, height: int) -> str:

@@ -23,8 +23,8 @@ def detail_lines(row: Row, screen: Screen) -> list[Text]:
         *_map(row, screen),
         Text(),
         *_history(row, screen),
-        *_section("TAGS THAT HOLD MOST", tag_lines([row], screen)[: _FEW + 1]),
-        *_section("EVENTS", event_lines([row], screen)[: 2 * _FEW]),
+        *_section("TAGS THAT HOLD MOST", tag_lines([row], screen.width)[: _FEW + 1]),
+        *_section("EVENTS", event_lines([row], screen.width)[: 2 * _FEW]),
         *_refusals(row, screen),
     ]
 
@@ -74,7 +74,7 @@ def _account(row: Row, screen: Screen) -> list[Text]:
             f"GPU {device.number} {clean(values['name'])} {clean(values.get('uuid', ''))}, pyalloc "
             f"{clean(process.sample.process.get('version', ''))}, {process.state}"[: screen.width]
         ),
-        use + Text(screen.thresholds.mark(share), "bold red"),
+        use + screen.thresholds.marked(share),
         *_facts(figures, screen.width),
         *_facts([("fragmentation", ""), *fragmentation], screen.width),
         *_facts(rates, screen.width),

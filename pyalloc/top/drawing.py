@@ -21,12 +21,12 @@ class Glyphs:
     rest: str
     levels: str
     shades: str
-    column: str
     order: tuple[str, str]
+    cursor: str
 
 
-UNICODE: Final = Glyphs("█", "▒", "·", " ▁▂▃▄▅▆▇█", "·░▒▓█", "│", ("▼", "▲"))
-ASCII: Final = Glyphs("#", "=", ".", " .:-=+*#@", ".-+*#", "|", ("v", "^"))
+UNICODE: Final = Glyphs("█", "▒", "·", " ▁▂▃▄▅▆▇█", "·░▒▓█", ("▼", "▲"), "▶")
+ASCII: Final = Glyphs("#", "=", ".", " .:-=+*#@", ".-+*#", ("v", "^"), ">")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Thresholds:
     def mark(self, share: float) -> str:
         """The same without colour."""
         return "!" if share >= self.short else "+" if share >= self.look else " "
+
+    def marked(self, share: float) -> Text:
+        """Both."""
+        mark = self.mark(share)
+        return Text(mark, f"bold {self.style(share)}" if mark != " " else "")
 
 
 def clean(text: str) -> str:

@@ -20,7 +20,7 @@ Tab 1 2 3 4    processes, pools, tags, events
 F6 < >         choose what sorts         I        turn the order round
 M N T P        sort by reserved memory, number, time, allocations a second
 F4 \\           show only what contains a text; Esc shows all
-F3 /           mark what contains a text
+F3 /           mark what contains a text and go there; with no text, to the next
 Space Z        stop the picture; reading goes on
 R              forget the highest figures seen here
 
@@ -80,18 +80,36 @@ def _page(processes: Sequence[Process], unreadable: Sequence[str], screen: Scree
         ]
     above = [title, *device_lines(rows, screen), Text()]
     below = [*notes(rows), *_bad(unreadable)]
-    head, items = body(rows, screen)
+    head, items = body(rows, screen, screen.width - 1)
     room = max(1, screen.height - 1 - len(above) - len(head) - len(below))
+    if screen.jump:
+        screen.jump = False
+        _jump(items, screen)
     screen.cursor = max(0, min(screen.cursor, len(items) - 1))
     if screen.cursor < screen.top:
         screen.top = screen.cursor
     screen.top = max(0, min(max(screen.top, screen.cursor - room + 1), len(items) - 1))
-    if screen.cursor < len(items):
-        items[screen.cursor].stylize("reverse")
     for item in items:
-        if screen.marked and screen.marked.lower() in item.plain.lower():
+        if _is_marked(item, screen):
             item.stylize("bold yellow")
-    return [*above, *head, *items[screen.top : screen.top + room], *below]
+    if screen.cursor < len(items):
+        items[screen.cursor].stylize("on grey23")
+    pointers = [screen.glyphs.cursor if at == screen.cursor else " " for at in range(len(items))]
+    pointed = [Text(pointer) + item for pointer, item in zip(pointers, items, strict=True)]
+    return [*above, *(Text(" ") + one for one in head), *pointed[screen.top : screen.top + room], *below]
+
+
+def _is_marked(item: Text, screen: Screen) -> bool:
+    return bool(screen.marked) and screen.marked.lower() in item.plain.lower()
+
+
+def _jump(items: Sequence[Text], screen: Screen) -> None:
+    """To the next line that is marked, from the top again after the last."""
+    found = [at for at, item in enumerate(items) if _is_marked(item, screen)]
+    if found:
+        screen.cursor = next((at for at in found if at > screen.cursor), found[0])
+    else:
+        screen.message = f"nothing here contains {screen.marked!r}"
 
 
 def _scrolled(all_lines: list[Text], screen: Screen, room: int) -> list[Text]:
@@ -202,8 +220,8 @@ def _type(key: str, screen: Screen) -> None:
     if key == "enter":
         screen.prompt = ""
         if what == "search":
-            screen.marked = text
-            screen.message = f"marked: {text}" if text else ""
+            screen.marked = text or screen.marked
+            screen.jump = bool(screen.marked)
     elif key == "backspace":
         text = text[:-1]
     elif key == "space":

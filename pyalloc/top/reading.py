@@ -43,8 +43,12 @@ class Reader:
                     self.unreadable.append(str(error))
         for path, one in list(self._open.items()):
             self._read(path, one)
-        now = time.monotonic()
-        self._ended = [process for process in self._ended if now - process.seen_ended < KEPT_S]
+        now, open_pages = time.monotonic(), {str(path) for path in self._open}
+        self._ended = [
+            process
+            for process in self._ended
+            if now - process.seen_ended < KEPT_S and process.page not in open_pages  # else it has a new page
+        ]
         return [one.process for one in self._open.values() if one.process is not None] + self._ended
 
     def close(self) -> None:

@@ -48,7 +48,8 @@ class Screen:
     prompt: str = ""  # what is being typed, with its name: "filter: ab"
     message: str = ""
     folder: str = ""
-    marked: str = ""  # rows of the search
+    marked: str = ""  # what the search marks
+    jump: bool = False  # to the next of those
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def process_columns(screen: Screen) -> list[Column[Row]]:
         share = _pressure(row)
         device = row.device
         drawn = bar(width - 1, device.allocated, device.reserved, limit_of(device), glyphs, thresholds.style(share))
-        return drawn + Text(thresholds.mark(share), "bold red")
+        return drawn + thresholds.marked(share)
 
     def program(row: Row, width: int) -> str:
         return label(row.process.program)
@@ -135,7 +136,7 @@ def pool_columns(screen: Screen) -> list[Column[PoolRow]]:
         limit = int(one.pool.values.get("limit") or 0)
         share = one.pool.used / limit if limit else 0.0
         drawn = bar(width - 1, one.pool.allocated, one.pool.reserved, limit, glyphs, thresholds.style(share))
-        return drawn + Text(thresholds.mark(share), "bold red")
+        return drawn + thresholds.marked(share)
 
     def segments(one: PoolRow, width: int) -> Text:
         cells = int(one.pool.values.get("cells") or 0)
@@ -191,11 +192,11 @@ def device_lines(rows: Sequence[Row], screen: Screen) -> list[Text]:
         facts = f" pyalloc {size(ours)}, others {size(others)}, free {size(free)} of {size(total)}"
         room = max(10, screen.width - len(facts) - min(len(name), 28) - 3)
         drawn = bar(min(room, 60), live, ours, total, screen.glyphs, screen.thresholds.style(share))
-        lines.append(Text.assemble(Text(f"{name[:28]} ", "bold"), drawn, screen.thresholds.mark(share), facts))
+        lines.append(Text.assemble(Text(f"{name[:28]} ", "bold"), drawn, screen.thresholds.marked(share), facts))
     return lines
 
 
-def tag_lines(rows: Sequence[Row], screen: Screen) -> list[Text]:
+def tag_lines(rows: Sequence[Row], width: int) -> list[Text]:
     """Who holds most, of every process shown."""
     columns: list[Column[tuple[Process, dict[str, Any]]]] = [
         Column("PID", 8, lambda one, _: str(one[0].pid)),
@@ -207,11 +208,11 @@ def tag_lines(rows: Sequence[Row], screen: Screen) -> list[Text]:
     ]
     tags = [(process, tag) for process in _processes(rows) for tag in process.sample.tags]
     tags.sort(key=lambda one: one[1].get("bytes") or 0, reverse=True)
-    fit = fitting(columns, screen.width)
+    fit = fitting(columns, width)
     return [heading(fit, "", ""), *(line(fit, one) for one in tags)]
 
 
-def event_lines(rows: Sequence[Row], screen: Screen) -> list[Text]:
+def event_lines(rows: Sequence[Row], width: int) -> list[Text]:
     """The last things that happened, of every process shown, the newest first."""
     columns: list[Column[tuple[Process, dict[str, Any]]]] = [
         Column("AGO", 4, lambda one, _: ago(time.time() - (one[1].get("unix_ms") or 0) / 1000)),
@@ -224,7 +225,7 @@ def event_lines(rows: Sequence[Row], screen: Screen) -> list[Text]:
     ]
     events = [(process, event) for process in _processes(rows) for event in process.sample.events]
     events.sort(key=lambda one: one[1].get("unix_ms") or 0, reverse=True)
-    fit = fitting(columns, screen.width)
+    fit = fitting(columns, width)
     return [
         heading(fit, "", ""),
         *(line(fit, one, "red" if one[1]["kind"] == "oom" else "") for one in events),
@@ -235,19 +236,19 @@ def _processes(rows: Sequence[Row]) -> list[Process]:
     return list({row.process.page: row.process for row in rows}.values())
 
 
-def body(rows: Sequence[Row], screen: Screen) -> tuple[list[Text], list[Text]]:
-    """Heading and lines of the view that is chosen."""
+def body(rows: Sequence[Row], screen: Screen, width: int) -> tuple[list[Text], list[Text]]:
+    """Heading and lines, so wide, of the view that is chosen."""
     if screen.view == "tag":
-        lines = tag_lines(rows, screen)
+        lines = tag_lines(rows, width)
         return lines[:1], lines[1:]
     if screen.view == "event":
-        lines = event_lines(rows, screen)
+        lines = event_lines(rows, width)
         return lines[:1], lines[1:]
     if screen.view == "pool":
-        fit = fitting(with_owner(pool_columns(screen)), screen.width)
+        fit = fitting(with_owner(pool_columns(screen)), width)
         pools = [PoolRow(row, pool) for row in rows for pool in pools_in_use(row.device)]
         return [heading(fit, "", "")], [line(fit, one, _row_style(one.row)) for one in pools]
-    columns = fitting(process_columns(screen), screen.width)
+    columns = fitting(process_columns(screen), width)
     _, _, largest_first = SORT_KEYS[screen.selection.sort]
     order = screen.glyphs.order[0 if largest_first != screen.selection.invert else 1]
     return (
@@ -263,7 +264,7 @@ def _row_style(row: Row) -> str:
 def table(processes: Sequence[Process], screen: Screen) -> list[Text]:
     """Everything once, for --once and for what is no terminal."""
     rows = screen.selection.rows(processes)
-    head, lines = body(rows, screen)
+    head, lines = body(rows, screen, screen.width)
     return [*device_lines(rows, screen), *head, *lines, *notes(rows)]
 
 

@@ -54,7 +54,8 @@ def test_the_main_view(reader: Reader) -> None:
     assert "GPU 0 GPU of a test" in text
     assert "pyalloc 6.00G, others 0B, free 5.00G of 8.00G" in text
     rows = [line for line in text.splitlines() if " run " in line]
-    assert [row.split()[0] for row in rows] == ["101", "102"]
+    assert [row.strip("▶ ").split()[0] for row in rows] == ["101", "102"]
+    assert rows[0].startswith("▶")
     assert "4.00G" in rows[0]
     assert "serve_101.py" in rows[0]
     assert "2.00G" in rows[1]
@@ -132,6 +133,15 @@ def test_a_process_that_ends_or_dies_stays_and_says_so(reader: Reader) -> None:
     assert [process.pid for process in reader.look()] == [101]
 
 
+def test_a_process_that_begins_again_is_one(reader: Reader) -> None:
+    builder = program(101)
+    reader.look()
+    builder.end()  # as pyalloc_shutdown() does
+    assert [process.state for process in reader.look()] == ["ended"]
+    builder.write()
+    assert [process.state for process in reader.look()] == ["running"]
+
+
 def test_a_process_that_stands_still_is_silent(reader: Reader) -> None:
     builder = program()
     builder.process["published_ms"] -= 60_000
@@ -206,8 +216,14 @@ def test_keys(reader: Reader) -> None:
     assert "PAUSED" not in press("Z")
     assert "POOL" in press("tab")
     assert "EVENT" in press("4")
-    press("1", "/", "1", "0", "1", "backspace", "1", "enter")
-    assert screen.marked == "101"
+    screen.cursor = 0
+    press("1", "/", "s", "e", "r", "v", "e", "_", "x", "backspace", "enter")
+    assert (screen.marked, screen.cursor) == ("serve_", 1)
+    press("/", "enter")
+    assert screen.cursor == 0  # from the top again
+    assert "nothing here contains 'zz'" in press("/", "z", "z", "enter")
+    press("esc")
+    assert screen.marked == ""
     processes[0].tracks[0].high = 1 << 60
     press("R")
     assert processes[0].tracks[0].high == processes[0].sample.devices[0].reserved
