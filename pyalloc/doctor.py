@@ -144,6 +144,9 @@ def _instrumentation(libraries: bool) -> dict[str, Any]:
 
 
 def _torch_options() -> list[dict[str, str]]:
+    state = allocator.enabled_state()
+    if state is not None and state.mode == "pools":
+        return []  # torch's own allocator follows them
     return [asdict(one) for one in torch_options.given()]
 
 

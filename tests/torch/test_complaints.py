@@ -183,3 +183,30 @@ def test_a_long_request_beside_a_full_kv_cache(run_on_simgpu: Run) -> None:
             assert request() == (tokens, width)
         """
     )
+
+
+@pytest.mark.complaint(37)
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("mode", ["allocator", "pools"])
+def test_memory_stays_mapped_under_running_kernels(run_on_simgpu: Run, mode: str, seed: int) -> None:
+    run_on_simgpu(
+        f"""
+        import pyalloc
+        assert pyalloc.enable(mode="{mode}", lora_reserve=0, decay=0)
+        import torch
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        for turn in range(200):                      # nothing waits; memory is short, and goes back time and again
+            with pyalloc.pool("kv"), torch.cuda.stream(streams[turn % 3]):
+                x = torch.randn(2048, 7168, dtype=torch.bfloat16, device="cuda")
+                y = x + x
+                x.record_stream(streams[(turn + 1) % 3])
+            del x, y
+            if turn % 7 == 0:
+                pyalloc.empty_cache()
+        torch.cuda.synchronize()
+        """,
+        memory="256MiB",
+        streams="deferred",
+        seed=seed,
+        oracle=True,
+    )
