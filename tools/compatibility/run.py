@@ -1,4 +1,4 @@
-"""Runs every program of programs.py under one allocator and prints the results as JSON: run.py WAY LIBRARY.
+"""Runs every program of programs/ under one allocator and prints the results as JSON: run.py WAY LIBRARY.
 
 Each program runs in a child that is forked before CUDA is in use, so that torch is imported once. As the other process
 of a program that shares memory: run.py receive WAY.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from compatibility import programs
+from compatibility import program, programs  # noqa: F401  (the programs register themselves)
 
 _SECONDS = 60
 
@@ -36,7 +36,7 @@ def enable(way: str) -> None:
         raise SystemExit("pyalloc is not in use")
 
 
-def run(program: programs.Program, way: str) -> dict[str, Any]:
+def run(one: program.Program, way: str) -> dict[str, Any]:
     """What the program answers or raises, and the warnings that it causes; in this process."""
     import torch
 
@@ -48,20 +48,20 @@ def run(program: programs.Program, way: str) -> dict[str, Any]:
         warnings.simplefilter("always")
         with pyalloc.pool("kv") if way == "pools" else contextlib.nullcontext():
             try:
-                result["answer"] = program.run()
+                result["answer"] = one.run()
             except Exception as error:
                 result["error"] = str(error).splitlines()[0]
     result["warnings"] = sorted({str(one.message).splitlines()[0] for one in told if one.category is UserWarning})
     return result
 
 
-def in_child(program: programs.Program, way: str) -> dict[str, Any]:
+def in_child(one: program.Program, way: str) -> dict[str, Any]:
     """run() in a child. {"crash": how} when it ends otherwise than by itself."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
-        text = json.dumps(run(program, way)).encode()
+        text = json.dumps(run(one, way)).encode()
         while text:
             text = text[os.write(write, text) :]
         os._exit(0)
@@ -99,14 +99,14 @@ def main() -> None:
         receive(sys.argv[2])
         return
     way, library = sys.argv[1:]
-    programs.way = way
+    program.way = way
     import torch  # noqa: F401  (its libraries come before ours)
 
-    programs.calls = ctypes.CDLL(library)
-    programs.calls.call.restype = ctypes.c_char_p
-    programs.calls.call.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p))
+    program.calls = ctypes.CDLL(library)
+    program.calls.call.restype = ctypes.c_char_p
+    program.calls.call.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p))
     enable(way)
-    print(json.dumps([in_child(program, way) for program in programs.PROGRAMS]))
+    print(json.dumps([in_child(one, way) for one in program.PROGRAMS]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .programs import PROGRAMS, WAYS, Program
+from . import programs  # noqa: F401  (they register themselves)
+from .program import PROGRAMS, WAYS, Program
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "allocator_cpp" / "torch_bridge" / "COMPATIBILITY.md"
