@@ -20,7 +20,10 @@ TABLE: Final[dict[str, tuple[Outcome, str]]] = {
     "backend": ("ignored", "pyalloc takes the place of either backend"),
     "expandable_segments": ("ignored", "all of pyalloc's memory is mapped and moves, whatever this says"),
     "garbage_collection_threshold": ("ignored", "slack bounds what is idle, and decay gives it back"),
-    "graph_capture_record_stream_reuse": ("ignored", "CUDA graphs are not yet supported"),
+    "graph_capture_record_stream_reuse": (
+        "ignored",
+        "what was recorded on another stream waits for the end of the capture",
+    ),
     "large_segment_size_mb": ("ignored", "memory is mapped in pieces of 2 to 32 MiB, by the size of the block"),
     "max_non_split_rounding_mb": ("ignored", "blocks are rounded to 512 bytes and what is free beside them is used"),
     "max_split_size_mb": ("ignored", "a large free range may be split: what is free moves to where it is needed"),

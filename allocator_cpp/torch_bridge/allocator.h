@@ -2,28 +2,29 @@
 // message for what the core cannot do yet.
 //
 // The base class keeps a mutex and a hash map of blocks for its own allocate and free; none of them runs here. The hot
-// path (allocate, delete_block) is: the current device and stream from c10, one call of the core, two checks that
-// reporting is off. No lock, no allocation. Torch calls every method from any thread. One instance exists, made by
+// path (allocate, delete_block) is: the current device and stream from c10, a check that no private pool is open (or, in
+// a free, that no foreign block lives), one call of the core, two checks that reporting is off. No lock, no allocation. Torch calls every method from any thread. One instance exists, made by
 // bridge.cpp, and it is never destroyed.
 #pragma once
 #include <atomic>
 
+#include "checkpoint.h"
 #include "out_of_memory.h"
+#include "private_pools.h"
 #include "report.h"
 #include "snapshot.h"
 #include "stats.h"
 
 namespace pyalloc_bridge {
 
-namespace cca = c10::cuda::CUDACachingAllocator;
 using TorchAllocator = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
-using Pool = c10::cuda::MempoolId_t;
 
 // False between torch.cuda.memory.caching_allocator_enable(False) and (True): freed memory then goes straight back to
 // the driver.
 inline std::atomic<bool> caching{true};
 
 inline pyalloc_status free_block(void* pointer) {
+  if (C10_UNLIKELY(foreign_blocks.load(std::memory_order_relaxed) != 0) && free_foreign(pointer)) return PYALLOC_OK;
   pyalloc_freed freed{};
   const pyalloc_status status = core->deallocate(pointer, &freed);
   if (status != PYALLOC_OK) return status;
@@ -56,7 +57,20 @@ inline void delete_block(void* pointer) noexcept {
   TORCH_CHECK(false, core->last_error());
 }
 
+inline void* allocate_in_pool(const Route& route, Stream stream, size_t bytes) {
+  if (route.foreign != nullptr) return private_pools.allocate_foreign(route, stream.handle, bytes);
+  void* pointer = nullptr;
+  const pyalloc_status status =
+      core->allocate_in(route.device, route.number, stream.handle, stream.flags, bytes, &pointer);
+  if (status != PYALLOC_OK) raise_not_allocated(status, route.device, bytes);
+  report_allocated(pointer, route.device);
+  return pointer;
+}
+
 inline void* allocate_block(c10::DeviceIndex device, Stream stream, size_t bytes) {
+  if (C10_UNLIKELY(open_routes.load(std::memory_order_relaxed) != 0)) {
+    if (const auto route = private_pools.route(device, stream.handle)) return allocate_in_pool(*route, stream, bytes);
+  }
   void* pointer = nullptr;
   const pyalloc_status status = core->allocate(device, stream.handle, stream.flags, bytes, &pointer);
   if (C10_UNLIKELY(status != PYALLOC_OK)) raise_not_allocated(status, device, bytes);
@@ -107,11 +121,21 @@ class Allocator final : public TorchAllocator {
 
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
     if (data.get() == nullptr || data.get_deleter() != &delete_block) return;  // empty, or memory of someone else
+    if (foreign_blocks.load(std::memory_order_relaxed) != 0) {
+      const auto foreign = private_pools.foreign();
+      if (const auto found = foreign.find(data.get()); found != foreign.end())
+        return found->second.owner->recordStream(data, stream);
+    }
     const Stream use = stream_of(stream);
     check(core->record_stream(data.get(), use.handle, use.flags));
   }
 
   void* getBaseAllocation(void* pointer, size_t* bytes) override {
+    for (const auto& [start, block] : private_pools.foreign()) {
+      if (pointer < start || static_cast<char*>(pointer) >= static_cast<char*>(start) + block.bytes) continue;
+      if (bytes != nullptr) *bytes = block.bytes;
+      return start;
+    }
     pyalloc_block_info info{};
     info.size = sizeof info;
     check(core->find_block(pointer, &info));
@@ -129,7 +153,12 @@ class Allocator final : public TorchAllocator {
     check(core->set_memory_fraction(device, fraction));
   }
   void emptyCache(Pool pool) override {
-    if (initialized_ && pool == Pool{0, 0}) check(core->trim(-1, nullptr));  // no other pool exists
+    if (!initialized_) return;
+    if (pool == Pool{0, 0}) return check(core->trim(-1, nullptr));
+    for (int device = 0; device < device_count_; ++device) {
+      const pyalloc_status status = core->private_pool_trim(device, key_of(pool), nullptr);
+      if (status != PYALLOC_WRONG_STATE) check(status);  // a MemPool's destructor may not throw
+    }
   }
   void enable(bool value) override {
     caching.store(value, std::memory_order_relaxed);
@@ -153,14 +182,13 @@ class Allocator final : public TorchAllocator {
 
   // --- statistics ---
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    return torch_stats<c10::CachingDeviceAllocator::DeviceStats>(read_stats(device));
+    auto stats = torch_stats<c10::CachingDeviceAllocator::DeviceStats>(read_stats(device));
+    add_private_pools(stats, device);
+    return stats;
   }
   void resetPeakStats(c10::DeviceIndex device) override { check(core->reset_peak_stats(device)); }
   void resetAccumulatedStats(c10::DeviceIndex device) override { check(core->reset_accumulated_stats(device)); }
-  cca::SnapshotInfo snapshot(Pool pool, bool) override {
-    // Only the default pool exists: any other has no segments.
-    return pool == Pool{0, 0} ? take_snapshot(device_count_) : take_snapshot(0);
-  }
+  cca::SnapshotInfo snapshot(Pool pool, bool) override { return take_snapshot(device_count_, pool); }
   // Torch's kind of growing segment does not exist here.
   std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { return {}; }
   void attachOutOfMemoryObserver(Observer observer) override {
@@ -197,21 +225,37 @@ class Allocator final : public TorchAllocator {
     unsupported("allocation trace trackers (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK)");
   }
 
+  // --- private pools: MemPool, CUDA graphs ---
+  void beginAllocateToPool(c10::DeviceIndex device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
+    private_pools.begin(device, pool, std::move(filter), stream_of(c10::cuda::getCurrentCUDAStream(device)));
+  }
+  void endAllocateToPool(c10::DeviceIndex device, Pool pool) override { private_pools.end(device, pool); }
+  void releasePool(c10::DeviceIndex device, Pool pool) override { private_pools.release(device, pool); }
+  void createOrIncrefPool(c10::DeviceIndex device, Pool pool, std::shared_ptr<cca::CUDAAllocator> allocator) override {
+    private_pools.create(device, pool, allocator.get() == this ? nullptr : std::move(allocator));
+  }
+  int getPoolUseCount(c10::DeviceIndex device, Pool pool) override { return PrivatePools::uses(device, pool); }
+  void setUseOnOOM(c10::DeviceIndex device, Pool pool, bool use_on_oom) override {
+    const pyalloc_status status = core->private_pool_lend(device, key_of(pool), use_on_oom ? 1 : 0);
+    if (use_on_oom) check(status);  // a MemPool's destructor says no, and may not throw
+  }
+  // Blocks of all pools share segments, and each is freed by itself: nothing that holds a part of a segment keeps the
+  // rest.
+  void setNoSplit(c10::DeviceIndex, Pool) override {}
+
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, Pool pool,
+                                const std::unordered_set<void*>& expected) override {
+    return only_live(device, pool, expected);
+  }
+  std::shared_ptr<cca::AllocatorState> getCheckpointState(c10::DeviceIndex device, Pool pool) override {
+    return take_checkpoint(device, pool);
+  }
+  cca::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
+                                              std::shared_ptr<cca::AllocatorState> state) override {
+    return restore_checkpoint(device, state, &delete_block);
+  }
+
   // --- what pyalloc does not cover yet ---
-  void beginAllocateToPool(c10::DeviceIndex, Pool, std::function<bool(cudaStream_t)>) override { unsupported(kGraphs); }
-  void endAllocateToPool(c10::DeviceIndex, Pool) override { unsupported(kGraphs); }
-  void releasePool(c10::DeviceIndex, Pool) override { unsupported(kGraphs); }
-  bool checkPoolLiveAllocations(c10::DeviceIndex, Pool, const std::unordered_set<void*>&) override {
-    unsupported(kGraphs);
-  }
-  std::shared_ptr<cca::AllocatorState> getCheckpointState(c10::DeviceIndex, Pool) override { unsupported(kGraphs); }
-  cca::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex, std::shared_ptr<cca::AllocatorState>) override {
-    unsupported(kGraphs);
-  }
-  void createOrIncrefPool(c10::DeviceIndex, Pool, std::shared_ptr<cca::CUDAAllocator>) override { unsupported(kPools); }
-  int getPoolUseCount(c10::DeviceIndex, Pool) override { unsupported(kPools); }
-  void setUseOnOOM(c10::DeviceIndex, Pool, bool) override { unsupported(kPools); }
-  void setNoSplit(c10::DeviceIndex, Pool) override { unsupported(kPools); }
   cca::ShareableHandle shareIpcHandle(void*) override { unsupported(kIpc); }
   std::shared_ptr<void> getIpcDevPtr(std::string) override { unsupported(kIpc); }
 
@@ -226,9 +270,6 @@ class Allocator final : public TorchAllocator {
   // supportsUserMetadata setUserMetadata getUserMetadata annotateMemory recordAnnotation pushCompileContext
   // popCompileContext markCaptureBegin markCaptureEnd. `pyalloc doctor` reports the virtuals of the installed torch
   // that this file does not name.
-  static constexpr const char* kGraphs =
-      "CUDA graph capture (torch.cuda.graph, torch.compile with mode=\"reduce-overhead\")";
-  static constexpr const char* kPools = "torch.cuda.MemPool";
   static constexpr const char* kIpc = "sharing CUDA tensors between processes (CUDA IPC)";
 
   std::atomic<int> device_count_{0};

@@ -3,7 +3,7 @@
 #pragma once
 #include <exception>
 
-#include "core.h"
+#include "private_pools.h"
 
 namespace pyalloc_bridge {
 
@@ -12,14 +12,19 @@ using c10::cuda::CUDACachingAllocator::SnapshotInfo;
 // What the core's walk fills. An exception may not cross the core's C frames: it is kept and thrown after the walk.
 struct SnapshotWalk {
   std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments;
+  Pool only;  // of this pool alone; (0, 0): of all
+  bool skipped = false;
   std::exception_ptr error;
 };
 
 inline void add_segment(void* context, const pyalloc_segment_view* view) {
   auto* walk = static_cast<SnapshotWalk*>(context);
-  if (walk->error) return;
+  const Pool pool{view->key.first, view->key.second};
+  walk->skipped = walk->only != Pool{0, 0} && walk->only != pool;
+  if (walk->error || walk->skipped) return;
   try {
     c10::CachingDeviceAllocator::SegmentInfo& segment = walk->segments.emplace_back();
+    segment.owner_private_pool_id = pool;
     segment.device = static_cast<c10::DeviceIndex>(view->device);
     segment.address = reinterpret_cast<size_t>(view->address);
     segment.total_size = view->bytes;
@@ -36,7 +41,7 @@ inline void add_segment(void* context, const pyalloc_segment_view* view) {
 
 inline void add_block(void* context, const pyalloc_block_view* view) {
   auto* walk = static_cast<SnapshotWalk*>(context);
-  if (walk->error) return;
+  if (walk->error || walk->skipped) return;
   try {
     c10::CachingDeviceAllocator::BlockInfo& block = walk->segments.back().blocks.emplace_back();
     block.size = view->bytes;
@@ -67,15 +72,16 @@ void fill_settings(Settings& settings) {
   if constexpr (requires { settings.max_cached_size; }) settings.max_cached_size = Common::pinned_max_cached_size();
 }
 
-inline SnapshotInfo take_snapshot(int device_count) {
+inline SnapshotInfo take_snapshot(int device_count, Pool only) {
   SnapshotInfo snapshot{};  // value-initialised: torch exports every field
   fill_settings(snapshot.config_metadata);
   snapshot.device_traces.resize(static_cast<size_t>(device_count));
   for (int device = 0; device < device_count; ++device) {
-    SnapshotWalk walk{snapshot.segments, nullptr};
+    SnapshotWalk walk{snapshot.segments, only, false, nullptr};
     check(core->snapshot(device, &walk, &add_segment, &add_block));
     if (walk.error) std::rethrow_exception(walk.error);
   }
+  add_foreign_segments(snapshot.segments, only);
   return snapshot;
 }
 

@@ -286,14 +286,15 @@ TEST(the_error_says_what_each_rung_gave) {
   std::string text = pyalloc_last_error();
   const char* gave =
       "Tried, and got: frees that were complete 0 bytes, empty slabs 2.00 MiB, torch's callbacks 4096 bytes, on_oom "
-      "functions 12.00 MiB, waiting for events 10.00 MiB, waiting for the device 0 bytes.";
+      "functions 12.00 MiB, waiting for events 10.00 MiB, waiting for the device 0 bytes, private pools with "
+      "use_on_oom 0 bytes.";
   if (text.find(gave) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), gave);
   CHECK(text.find(gave) != std::string::npos);
   char report[1 << 14];
   CHECK(pyalloc_oom_json(report, sizeof report) < sizeof report);
   CHECK(std::strstr(report,
                     "\"freed\": {\"pending\": 0, \"slabs\": 2097152, \"callbacks\": 4096, "
-                    "\"reclaimers\": 12582912, \"events\": 10485760, \"context\": 0}") != nullptr);
+                    "\"reclaimers\": 12582912, \"events\": 10485760, \"context\": 0, \"lenders\": 0}") != nullptr);
   for (void* block : {held, on_gone}) deallocate(block);
 }
 

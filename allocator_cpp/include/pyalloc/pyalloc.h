@@ -182,6 +182,35 @@ size_t pyalloc_ledger_fields_json(char* buffer, size_t capacity);
 /* [{"name","unit","help"}...] of pyalloc_pool_stats, in struct order. */
 size_t pyalloc_pool_fields_json(char* buffer, size_t capacity);
 
+/* --- private pools: torch's MemPool and CUDA graphs; torch names one by a pair of numbers --- */
+typedef struct pyalloc_pool_key {
+  uint64_t first, second;
+} pyalloc_pool_key;
+/* Makes the pool on the device with one use, or counts one more; `pool` (may be null) receives its number there, for
+ * pyalloc_allocate_in. While it is in use, its memory serves no other pool; what a CUDA graph was captured in stays where it is mapped. */
+pyalloc_status pyalloc_private_pool_retain(int device, pyalloc_pool_key key, int* pool);
+/* One use less. After the last, its blocks stay valid, its number may become another pool's, and its free memory is as any. */
+pyalloc_status pyalloc_private_pool_release(int device, pyalloc_pool_key key);
+pyalloc_status pyalloc_private_pool_uses(int device, pyalloc_pool_key key, int* uses); /* 0: there is none */
+/* lends: before other pools' requests are refused, the pool's free memory serves them. Not once a graph was captured in it. */
+pyalloc_status pyalloc_private_pool_lend(int device, pyalloc_pool_key key, int lends);
+/* Gives back what no block of the pool needs, after a wait; nothing while a captured graph may need it. `released` may be null. */
+pyalloc_status pyalloc_private_pool_trim(int device, pyalloc_pool_key key, uint64_t* released);
+/* As pyalloc_allocate, in a pool by its number (a named one's id, or what _retain gave), whatever scopes are open. */
+pyalloc_status pyalloc_allocate_in(int device, int pool, void* stream, uint32_t stream_flags, size_t bytes,
+                                   void** pointer);
+/* A stream that may be captured: from now on it is known, and nothing is unmapped while it is. */
+pyalloc_status pyalloc_note_stream(int device, void* stream, uint32_t stream_flags);
+typedef struct pyalloc_private_pool {
+  pyalloc_pool_key key;
+  int uses;     /* 0: gone, but for its blocks and figures */
+  int captured; /* a CUDA graph was captured in it */
+  pyalloc_stat reserved_bytes[PYALLOC_KINDS];
+} pyalloc_private_pool;
+typedef void (*pyalloc_private_pool_fn)(void* context, const pyalloc_private_pool* pool);
+/* Each pool of the device, also those gone since the last reset of peaks or sums, as torch keeps them. No lock is held. */
+pyalloc_status pyalloc_private_pools(int device, void* context, pyalloc_private_pool_fn fn);
+
 /* --- tags: who pays for what --- */
 typedef struct pyalloc_bill {
   uint32_t size;
@@ -215,7 +244,8 @@ typedef struct pyalloc_segment_view {
   void* address;
   size_t bytes;
   size_t allocated, active, requested;
-  void* stream; /* of its first block */
+  void* stream;         /* of its first block */
+  pyalloc_pool_key key; /* of a private pool; zeros */
 } pyalloc_segment_view;
 typedef struct pyalloc_block_view {
   void* address;
@@ -251,6 +281,19 @@ pyalloc_status pyalloc_snapshot_rows(int device, pyalloc_segment_row* segments, 
                                      pyalloc_block_row* blocks, size_t* block_count);
 /* {"segment": [{"name","unit","help"}...], "block": [...]}: the columns of the rows, in struct order. */
 size_t pyalloc_snapshot_fields_json(char* buffer, size_t capacity);
+
+/* --- checkpoints of private pools, for torch's graph trees --- */
+/* The pool's live blocks, in address order, with no lock held. */
+pyalloc_status pyalloc_private_pool_blocks(int device, pyalloc_pool_key key, void* context, pyalloc_block_fn block);
+typedef struct pyalloc_checkpoint pyalloc_checkpoint;
+/* Which blocks are live in the pool, to be dropped with _drop. Refused while freed blocks of the pool wait for a stream that is captured.
+ * From then on the pool's memory stays where it is mapped. */
+pyalloc_status pyalloc_checkpoint_take(int device, pyalloc_pool_key key, pyalloc_checkpoint** made);
+void pyalloc_checkpoint_drop(pyalloc_checkpoint* checkpoint);
+/* Frees every live block of the pool and allocates those of the checkpoint, at the same addresses and sizes; `freed` and `allocated`
+ * (may be null) are told each block, some of both. Nobody else may use the pool meanwhile. Refused once the pool was given up. */
+pyalloc_status pyalloc_checkpoint_restore(const pyalloc_checkpoint* checkpoint, void* context, pyalloc_block_fn freed,
+                                          pyalloc_block_fn allocated);
 
 /* --- when memory runs out --- */
 /* Called on the ladder with no lock held, highest priority first, until one suffices; returns bytes freed: 0 for nothing,
@@ -342,6 +385,18 @@ typedef struct pyalloc_api {
   pyalloc_status (*enable_peer_access)(int, int);
   pyalloc_status (*add_mapping_observer)(pyalloc_mapping_fn, void*, uint32_t);
   pyalloc_status (*remove_mapping_observer)(pyalloc_mapping_fn, void*);
+  pyalloc_status (*allocate_in)(int, int, void*, uint32_t, size_t, void**);
+  pyalloc_status (*private_pool_retain)(int, pyalloc_pool_key, int*);
+  pyalloc_status (*private_pool_release)(int, pyalloc_pool_key);
+  pyalloc_status (*private_pool_uses)(int, pyalloc_pool_key, int*);
+  pyalloc_status (*private_pool_lend)(int, pyalloc_pool_key, int);
+  pyalloc_status (*private_pool_trim)(int, pyalloc_pool_key, uint64_t*);
+  pyalloc_status (*private_pools)(int, void*, pyalloc_private_pool_fn);
+  pyalloc_status (*note_stream)(int, void*, uint32_t);
+  pyalloc_status (*private_pool_blocks)(int, pyalloc_pool_key, void*, pyalloc_block_fn);
+  pyalloc_status (*checkpoint_take)(int, pyalloc_pool_key, pyalloc_checkpoint**);
+  void (*checkpoint_drop)(pyalloc_checkpoint*);
+  pyalloc_status (*checkpoint_restore)(const pyalloc_checkpoint*, void*, pyalloc_block_fn, pyalloc_block_fn);
 } pyalloc_api;
 /* Null when the library does not speak `version`. */
 const pyalloc_api* pyalloc_get_api(uint32_t version);

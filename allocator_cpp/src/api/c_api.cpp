@@ -41,6 +41,16 @@ Status unknown_pointer(const void* pointer) {
   return fail(PYALLOC_UNKNOWN_POINTER, "%p is not from pyalloc", pointer);
 }
 
+Status allocate_from(DeviceHeap& heap, PoolId pool, bool chosen, void* stream, uint32_t flags, size_t bytes,
+                     void** pointer) {
+  Status status = Registry::instance().ladder().allocate(heap, pool, chosen, stream_of(stream),
+                                                         (flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
+  if (TagId tag = thread_scope().tag; tag != kNoTag && status == kOk)
+    if (Space* space = find_space(address_of(*pointer)); space != nullptr && space->contains(address_of(*pointer)))
+      heap.set_tag(*space, address_of(*pointer), tag);
+  return status;
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -98,12 +108,24 @@ pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags,
     return kOk;
   }
   const ThreadScope& scope = thread_scope();
-  status = registry.ladder().allocate(*heap, scope.pool, scope.chosen, stream_of(stream),
-                                      (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
-  if (TagId tag = scope.tag; tag != kNoTag && status == kOk)
-    if (Space* space = find_space(address_of(*pointer)); space != nullptr && space->contains(address_of(*pointer)))
-      heap->set_tag(*space, address_of(*pointer), tag);
-  return status;
+  return allocate_from(*heap, scope.pool, scope.chosen, stream, stream_flags, bytes, pointer);
+}
+
+pyalloc_status pyalloc_allocate_in(int device, int pool, void* stream, uint32_t stream_flags, size_t bytes,
+                                   void** pointer) {
+  if (pointer == nullptr)
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_allocate_in: pointer is null; expected where to store the block");
+  Status status = kOk;
+  DeviceHeap* heap = Registry::instance().heap(device, status);
+  if (heap == nullptr) return status;
+  if (pool < 0 || pool >= kPoolIds || !heap->has_pool(static_cast<PoolId>(pool)))
+    return fail(PYALLOC_INVALID_ARGUMENT, "pool %d is no pool of device %d", pool, device);
+  if (bytes == 0) {
+    *pointer = nullptr;
+    return kOk;
+  }
+  heap->note_capture(static_cast<PoolId>(pool), stream_of(stream));
+  return allocate_from(*heap, static_cast<PoolId>(pool), true, stream, stream_flags, bytes, pointer);
 }
 
 pyalloc_status pyalloc_deallocate(void* pointer, pyalloc_freed* freed) {
@@ -314,6 +336,18 @@ const pyalloc_api* pyalloc_get_api(uint32_t version) {
       pyalloc_enable_peer_access,
       pyalloc_add_mapping_observer,
       pyalloc_remove_mapping_observer,
+      pyalloc_allocate_in,
+      pyalloc_private_pool_retain,
+      pyalloc_private_pool_release,
+      pyalloc_private_pool_uses,
+      pyalloc_private_pool_lend,
+      pyalloc_private_pool_trim,
+      pyalloc_private_pools,
+      pyalloc_note_stream,
+      pyalloc_private_pool_blocks,
+      pyalloc_checkpoint_take,
+      pyalloc_checkpoint_drop,
+      pyalloc_checkpoint_restore,
   };
   return version == PYALLOC_ABI_VERSION ? &table : nullptr;
 }

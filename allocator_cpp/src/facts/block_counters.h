@@ -45,6 +45,11 @@ struct LaneCounters {
 // A figure with its history, as torch's Stat.
 struct History {
   int64_t current = 0, peak = 0, allocated = 0, freed = 0;
+  void move_to(int64_t now) {
+    (now > current ? allocated : freed) += now > current ? now - current : current - now;
+    current = now;
+    if (now > peak) peak = now;
+  }
 };
 
 class BlockCounters {

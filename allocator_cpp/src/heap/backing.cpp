@@ -36,7 +36,8 @@ bool Backing::finished(const Uses& uses) const {
   });
 }
 
-bool Backing::could_order(StreamIndex stream, const Uses& uses) const {
+bool Backing::could_order(const AddressSpace& space, StreamIndex stream, const Uses& uses) const {
+  if (space.replayed) return finished(uses);
   return each_stream(uses.streams, clocks_.end(), [&](StreamIndex user) {
     uint64_t position = std::min(uses.stamp, clocks_.last_free(user));
     return clocks_.ordered(stream, user, position) ||
@@ -44,7 +45,8 @@ bool Backing::could_order(StreamIndex stream, const Uses& uses) const {
   });
 }
 
-bool Backing::order_after(StreamIndex stream, const Uses& uses) {
+bool Backing::order_after(const AddressSpace& space, StreamIndex stream, const Uses& uses) {
+  if (space.replayed) return finished(uses);
   return each_stream(uses.streams, clocks_.end(), [&](StreamIndex user) {
     uint64_t position = std::min(uses.stamp, clocks_.last_free(user));
     return clocks_.ordered(stream, user, position) ||
@@ -79,7 +81,7 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
     }
     if (handle.inherited.streams != 0) {
       cost.waits = true;
-      if (!could_order(stream, handle.inherited)) cost.impossible = true;
+      if (!could_order(space, stream, handle.inherited)) cost.impossible = true;
     }
     index = end;
   }
@@ -126,13 +128,14 @@ bool Backing::affordable(int64_t missing) const {
 
 // The longest idle handle that fits into a run of `most` slots and that `stream` may have; large ones first, since they
 // move as cheaply as small ones. `next` remembers where the search in each list goes on. 0 when there is none.
-HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]) {
+HandleId Backing::steal(const AddressSpace& space, uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]) {
   for (int kind = handle_kind(most); kind < kHandleKinds; ++kind) {
     while (next[kind] != 0) {
       HandleId id = next[kind];
       next[kind] = granules_.newer_idle(id);
       const Handle& handle = granules_.handle(id);
-      if (handle.pinned || !order_after(stream, handle.uses) || !order_after(stream, handle.inherited)) continue;
+      if (handle.pinned || !order_after(space, stream, handle.uses) || !order_after(space, stream, handle.inherited))
+        continue;
       granules_.take_idle(id);
       return id;
     }
@@ -143,7 +146,7 @@ HandleId Backing::steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHan
 // Slots behind `last` to which a new handle may reach: none has ever been used. Only where the device has room for
 // handles of the largest size.
 uint32_t Backing::unused_behind(const AddressSpace& space, uint32_t last) const {
-  if (!policy_.reach_ahead || space.one_stream || space.slab_slots > 1 || space.whole_blocks ||
+  if (!policy_.reach_ahead || space.one_stream || space.kept || space.slab_slots > 1 || space.whole_blocks ||
       last < space.highest_used() || largest_handle() < kHandleSizes[0] || !may_split(kHandleSizes[0]))
     return 0;
   uint32_t end = std::min(last + kHandleSizes[0], space.slots()), next = last + 1;
@@ -151,7 +154,9 @@ uint32_t Backing::unused_behind(const AddressSpace& space, uint32_t last) const 
   return next - last - 1;
 }
 
-Status Backing::find(const std::vector<Run>& missing, uint32_t ahead, StreamIndex stream, std::vector<Found>& found) {
+Status Backing::find(const AddressSpace& space, const std::vector<Run>& missing, StreamIndex stream,
+                     std::vector<Found>& found) {
+  uint32_t ahead = unused_behind(space, missing.back().slot + missing.back().slots - 1);
   int64_t limit = limit_granules(), needed = 0;
   for (const Run& run : missing) needed += run.slots;
   bool limited = limit_bytes() < policy_.device_total;
@@ -214,7 +219,7 @@ Status Backing::find(const std::vector<Run>& missing, uint32_t ahead, StreamInde
         one.origin = Origin::kShelf;
       } else if (budget - granules_.held() >= size && create(size, budget, id)) {
         one.origin = Origin::kCreated;
-      } else if ((id = steal(run.slots, stream, next_idle)) != 0) {
+      } else if ((id = steal(space, run.slots, stream, next_idle)) != 0) {
         one.origin = Origin::kStolen;
       } else if (!create(run.slots, budget, id) && !remake(run.slots, id) && !create(run.slots, INT64_MAX, id)) {
         put_back(found);
@@ -283,11 +288,17 @@ void Backing::adopt(AddressSpace& space, uint64_t offset, uint64_t bytes, const 
       if (space.one_stream || finished(inherited)) inherited = Uses{};
     }
     granules_.mapped_at(id, space.id(), one.placement.slot, inherited);
+    uint32_t live = std::min(handle.granules, last + 1 - one.placement.slot);
     for (uint32_t index = one.placement.slot; index < one.placement.slot + handle.granules; ++index) {
       space.set_mapped(index, id);
+      if (space.kept) ++space.slot(index).live;
     }
-    granules_.slots_live(id, std::min(handle.granules, last + 1 - one.placement.slot));
-    if (!covers(space, offset, bytes, handle)) granules_.split(id);
+    if (space.kept) {
+      space.pool_totals().use(handle.granules - live);
+      live = handle.granules;
+    }
+    granules_.slots_live(id, live);
+    if (!space.kept && !covers(space, offset, bytes, handle)) granules_.split(id);
   }
 }
 
@@ -356,9 +367,9 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
     HandleId id = space.slot(index).handle;
     const Handle& handle = granules_.handle(id);
     index = id == 0 ? index + 1 : handle.slot + handle.granules;
-    if (id != 0 && !covers(space, offset, bytes, handle)) granules_.split(id);
+    if (id != 0 && !space.kept && !covers(space, offset, bytes, handle)) granules_.split(id);
     if (id == 0 || handle.inherited.streams == 0) continue;
-    ordered = order_after(stream, handle.inherited);
+    ordered = order_after(space, stream, handle.inherited);
     if (ordered && (space.one_stream || finished(handle.inherited))) granules_.forget_inherited(id);
   }
   Status status = ordered ? kOk : fail(PYALLOC_OUT_OF_MEMORY, "memory there is still in use by another stream");
@@ -366,7 +377,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   std::vector<Found> found;
   if (status == kOk && !missing.empty()) {
     bool whole = space.whole_blocks && missing.front().slots > 1;
-    status = whole ? find_whole(missing.front(), found) : find(missing, unused_behind(space, last), stream, found);
+    status = whole ? find_whole(missing.front(), found) : find(space, missing, stream, found);
     if (status == kOk) {
       std::vector<Placement> placements, stuck;
       placements.reserve(found.size());
@@ -390,6 +401,33 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   note_mapped(space, found);
   pool.note_peak();
   return kOk;
+}
+
+void Backing::keep(AddressSpace& space) {
+  space.kept = true;
+  for (uint32_t index = 0; index < space.highest_used();) {
+    HandleId id = space.slot(index).handle;
+    uint32_t end = id == 0 ? index + 1 : granules_.handle(id).slot + granules_.handle(id).granules, unused = 0;
+    for (; id != 0 && index < end; ++index) unused += space.slot(index).live++ == 0;
+    index = end;
+    space.pool_totals().use(unused);
+    if (id != 0) granules_.slots_live(id, unused);
+  }
+}
+
+void Backing::let_go(AddressSpace& space, const Uses& uses) {
+  space.kept = false;
+  for (uint32_t index = 0; index < space.highest_used();) {
+    HandleId id = space.slot(index).handle;
+    uint32_t end = id == 0 ? index + 1 : granules_.handle(id).slot + granules_.handle(id).granules;
+    if (id != 0) {
+      granules_.used(id, uses);
+      release_touch(space, index, end - 1);
+      uint32_t live = granules_.handle(id).live_slots;
+      if (live > 0 && live < end - index) granules_.split(id);
+    }
+    index = end;
+  }
 }
 
 void Backing::uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex user, uint64_t position) {

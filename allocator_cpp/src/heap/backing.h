@@ -82,6 +82,8 @@ class Backing {
   uint16_t next_space() const { return static_cast<uint16_t>(spaces_.size()); }
   // For as long as it is set, placements may split what they like: addresses are running out.
   bool split_freely = false;
+  // Set once CUDA graphs may be captured here: from then on nothing is unmapped while a stream is.
+  bool captures = false;
   void add_space(AddressSpace& space) { spaces_.push_back(&space); }
 
   Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;
@@ -92,10 +94,17 @@ class Backing {
   // The block there is gone; `user` freed it at `position`.
   void uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex user, uint64_t position);
 
+  // All memory of the space stays in use from now on, also what comes later, whether blocks lie in it or not.
+  void keep(AddressSpace& space);
+  // No longer; `uses` are those by which memory there may be in use apart from those that were reported block by block.
+  void let_go(AddressSpace& space, const Uses& uses);
+
   // Unmaps stale mappings whose last use is finished; at most `most`. Returns how many are left.
   size_t undo_stale(size_t most);
   // Gives idle granules that were idle before `idle_before_ms`, and the shelf, back to the driver. Returns the bytes.
   uint64_t give_back(int64_t idle_before_ms, size_t most);
+  // Gives back what is idle in one space.
+  uint64_t give_back(const AddressSpace& space);
   // Lets device `peer` use every mapping, those that stand and those to come.
   Status add_peer(int peer);
   size_t stale_mappings() const { return stale_.size() + departures_.size() + departing_; }
@@ -131,13 +140,15 @@ class Backing {
   bool tight() const;
   bool may_split(int64_t granules) const;
   uint32_t largest_handle() const;
+  bool may_unmap() const { return !captures || !clocks_.any_capturing(); }
   static bool covers(const AddressSpace& space, uint64_t offset, uint64_t bytes, const Handle& handle);
   bool finished(const Uses& uses) const;
-  bool order_after(StreamIndex stream, const Uses& uses);
-  bool could_order(StreamIndex stream, const Uses& uses) const;
-  Status find(const std::vector<Run>& missing, uint32_t ahead, StreamIndex stream, std::vector<Found>& found);
+  bool order_after(const AddressSpace& space, StreamIndex stream, const Uses& uses);
+  bool could_order(const AddressSpace& space, StreamIndex stream, const Uses& uses) const;
+  Status find(const AddressSpace& space, const std::vector<Run>& missing, StreamIndex stream,
+              std::vector<Found>& found);
   uint32_t unused_behind(const AddressSpace& space, uint32_t last) const;
-  HandleId steal(uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
+  HandleId steal(const AddressSpace& space, uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
   Status find_whole(const Run& missing, std::vector<Found>& found);
   int64_t break_up(int64_t wanted, bool singles = false);
   void return_idle(std::vector<HandleId> due);

@@ -13,6 +13,7 @@ void Backing::poll_streams() {
 
 size_t Backing::undo_stale(size_t most) {
   if (stale_.empty()) return 0;
+  if (!may_unmap()) return stale_.size();
   poll_streams();
   // The oldest are the likeliest to be finished, so a bounded look at them is enough for a bounded batch.
   std::vector<Stale> due, kept;
@@ -56,6 +57,7 @@ void Backing::undo(std::vector<Stale> due) {
 
 std::vector<Backing::Stale> Backing::take_departures() {
   std::vector<Stale> taken;
+  if (!may_unmap()) return taken;
   taken.swap(departures_);
   departing_ += taken.size();
   return taken;
@@ -133,6 +135,7 @@ void Backing::return_idle(std::vector<HandleId> due) {
 // stole are too large for the run, and so are those on the shelf. Handles of their own first, which serve nobody else,
 // then the smallest, until there are `wanted` granules. singles: also those of one granule. Returns how many there were.
 int64_t Backing::break_up(int64_t wanted, bool singles) {
+  if (!may_unmap()) return 0;
   if (!has_stale()) poll_streams();  // else undo_stale does
   undo_stale(SIZE_MAX);              // memory with an old mapping would not become free
   int64_t before = granules_.held();
@@ -154,7 +157,23 @@ int64_t Backing::break_up(int64_t wanted, bool singles) {
   return before - granules_.held();
 }
 
+uint64_t Backing::give_back(const AddressSpace& space) {
+  if (!may_unmap()) return 0;
+  int64_t before = granules_.held();
+  full_at_ = INT64_MAX;
+  std::vector<HandleId> due;
+  for (uint32_t index = 0; index < space.highest_used();) {
+    HandleId id = space.slot(index).handle;
+    const Handle& handle = granules_.handle(id);
+    index += id == 0 ? 1 : handle.granules;
+    if (id != 0 && handle.idle && !handle.pinned && handle.stale == 0 && finished(handle.all_uses())) due.push_back(id);
+  }
+  return_idle(std::move(due));
+  return static_cast<uint64_t>(before - granules_.held()) * granules_.granule_bytes();
+}
+
 uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {
+  if (!may_unmap()) return 0;
   int64_t before = granules_.held();
   full_at_ = INT64_MAX;
   while (most > 0) {

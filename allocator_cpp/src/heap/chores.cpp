@@ -36,6 +36,8 @@ Status DeviceHeap::synchronize_context() {
   uint64_t position = 0;
   {
     Lock lock(mutex_);
+    if (backing_.captures && clocks_.any_capturing())
+      return fail(PYALLOC_WRONG_STATE, "a CUDA graph is being captured, and a wait for the device would break it");
     position = clocks_.position();
   }
   {
@@ -52,8 +54,8 @@ Status DeviceHeap::synchronize_context() {
   return kOk;
 }
 
-uint64_t DeviceHeap::trim() {
-  if (!caching_) return 0;
+void DeviceHeap::finish_everything() {
+  if (!caching_) return;
   wait_for_events();  // blocks recorded on other streams become free
   release_empty_slabs();
   bool proven = true;
@@ -64,6 +66,11 @@ uint64_t DeviceHeap::trim() {
       proven &= clocks_.synchronize(stream) || clocks_.owned(stream);
   }
   if (!proven) synchronize_context();  // a stream that is gone: only the whole context can prove its work finished
+}
+
+uint64_t DeviceHeap::trim() {
+  if (!caching_) return 0;
+  finish_everything();
   return give_back(EventKind::trim, [this] {
     backing_.undo_stale(SIZE_MAX);
     backing_.give_back(INT64_MAX, SIZE_MAX);

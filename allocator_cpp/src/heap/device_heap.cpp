@@ -221,18 +221,24 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
                                            : place(space, units, alignment, lane.index(), RangeState::kLive, bytes, id);
     observe();
     if (status != kOk) return status;
-    uint64_t address = block_address(space, space.extents().range(id));
-    space.set_start(address, id);
     space.extents().range(id).stamp = birth;
-    pool.live_coarse += usage;
-    pool.handed_out_coarse += usage.requested;
-    counted = block_counters_.extents().counters.hand_out(kind, usage);
-    *pointer = reinterpret_cast<void*>(address);
-    note_alloc(address, rounded, lane.stream());
+    *pointer = reinterpret_cast<void*>(block_address(space, space.extents().range(id)));
+    counted = enter_coarse(space, id, kind, usage);
     self_check();
   }
   if (!counted) block_counters_.settle(&block_counters_.extents(), kind, usage);
   return kOk;
+}
+
+// The books of a block that was just placed. False: its usage is yet to be counted, by settle().
+bool DeviceHeap::enter_coarse(Space& space, NodeId id, Kind kind, const Usage& usage) {
+  const Range& range = space.extents().range(id);
+  uint64_t address = block_address(space, range);
+  space.set_start(address, id);
+  space.pool().live_coarse += usage;
+  space.pool().handed_out_coarse += usage.requested;
+  note_alloc(address, block_bytes(range), clocks_.stream(range.owner));
+  return block_counters_.extents().counters.hand_out(kind, usage);
 }
 
 Status DeviceHeap::too_large() {

@@ -27,9 +27,11 @@
 #include "facts/counters.h"
 #include "facts/event_log.h"
 #include "heap/backing.h"
+#include "heap/checkpoint.h"
 #include "heap/lane.h"
 #include "heap/mapping_news.h"
 #include "heap/pool.h"
+#include "heap/private_pools.h"
 #include "heap/space.h"
 #include "heap/survey.h"
 #include "stream/stream_clocks.h"
@@ -94,8 +96,10 @@ class DeviceHeap {
   // Rungs and chores; each says what it achieved.
   bool poll_pending();  // frees whose events are complete; true when some were
   void release_empty_slabs();
-  bool wait_for_events();          // host waits for every stream's frees; true when something became free
-  Status synchronize_context();    // then everything freed before is finished
+  bool wait_for_events();        // host waits for every stream's frees; true when something became free
+  Status synchronize_context();  // then everything freed before is finished
+  // Waits until everything freed so far is finished, as far as that can be had.
+  void finish_everything();
   uint64_t trim();                 // all idle memory to the driver, waiting for its streams; bytes
   size_t undo_stale(size_t most);  // old mappings that are due; returns how many are left
   uint64_t decay(int64_t idle_before_ms, size_t most);
@@ -128,6 +132,31 @@ class DeviceHeap {
   void reset_pool_peak(PoolId id);
   // 0: none. Below what the pool uses already it is refused, naming both.
   Status set_pool_limit(PoolId id, uint64_t bytes);
+
+  // --- private pools (private_pools.h) ---
+  // Makes the pool, or counts one use more; `id` is the pool's for allocate().
+  Status retain_pool(const PoolKey& key, PoolId& id);
+  Status release_pool(const PoolKey& key);
+  bool has_pool(PoolId id) const { return id < pool_count() || open_pool(id) != nullptr; }
+  int pool_uses(const PoolKey& key);  // 0: no such pool
+  Status lend_pool(const PoolKey& key, bool lends);
+  // Before a block of pool `id` is allocated for `stream`: if that is being captured, so is the pool from now on.
+  void note_capture(PoolId id, cuda::Stream stream);
+  // A stream that may be captured soon is known from now on: nothing is unmapped meanwhile.
+  Status note_stream(cuda::Stream stream, bool owned);
+  // Pools whose free memory may serve others before they are refused.
+  std::vector<PoolId> lenders();
+  // Gives back what no block of the pool needs, unless graphs may need it; only what is known to be finished. Bytes.
+  uint64_t give_back_private(PoolId id);
+  uint64_t trim_pool(const PoolKey& key);  // the same after a wait
+  std::vector<std::pair<PoolKey, PrivatePool>> private_pools();
+  // The pool's live blocks. settled: as a checkpoint, so none may wait for another stream, and the pool is a captured
+  // one from now on.
+  Status live_blocks(const PoolKey& key, bool settled, Checkpoint& found);
+  // Frees every live block of the pool but those of the checkpoint, and allocates those of them that are gone; `live`
+  // receives what was live before. Nobody else uses the pool meanwhile.
+  Status restore(const Checkpoint& saved, std::vector<SavedBlock>& live);
+  PoolKey key_of(const Pool& pool) const;  // with everything locked; (0, 0) for a named pool
 
   // Why a block of the lora pool is refused where it may not overflow.
   static constexpr const char* kReserveFull = "the reserve for LoRA adapters has no room for it";
@@ -178,6 +207,7 @@ class DeviceHeap {
   Status make_space(Lane& lane);
   Status place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested,
                        NodeId& placed);
+  Status place_in_lane_at(const SavedBlock& block, RangeState state, NodeId& placed);
   void uncommit_in_lane(Lane& lane, const Range& range);
   void free_later(PendingFree pending, uint64_t address, cuda::Stream stream);
   Status bad_free(uint64_t address);
@@ -222,6 +252,7 @@ class DeviceHeap {
     refused_by_pool_.store(pool, std::memory_order_relaxed);
   }
   Status open_pool(PoolId id, Pool*& opened);
+  Status make_pool(PoolId id, Pool*& made);  // with the locks for making lanes and the heap's held, the context current
   void set_limit(Pool& pool, uint64_t bytes) const;
   Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
@@ -231,11 +262,29 @@ class DeviceHeap {
   Status settle(Status status, const std::function<Status()>& again);
   void tell_mapped();
   void tell_unmapping(std::vector<Backing::Stale> leaving);
+  // private_pools.cpp
+  template <class Visit>
+  void each_space_of(Pool& pool, Visit&& visit);
+  void keep(Pool& pool);
+  void let_go(Pool& pool);
+  uint64_t give_back(Pool& pool);
+  void mark_captured(Pool& pool);
+  void retire_pools();
+  Status take_pool_number(Pool*& pool);
+  PrivatePool* find_private(const PoolKey& key);
+  void observe_private();
+  void reset_private(bool peaks);
+  Status no_such_pool(const PoolKey& key) const;
+  void add_live_blocks(Pool& pool, std::vector<SavedBlock>& blocks, int64_t& waiting);
+  Status place_at(const SavedBlock& block, RangeState state, NodeId& placed);
+  Status allocate_coarse_at(const SavedBlock& block);
+
   Status find_and_allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena);  // null: too many streams
   Status allocate_in(PoolId pool, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Status allocate_followed(cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Status allocate_coarse(Lane& lane, Space& space, size_t bytes, void** pointer, uint64_t birth = 0);
+  bool enter_coarse(Space& space, NodeId id, Kind kind, const Usage& usage);
   Status allocate_direct(cuda::Stream stream, size_t bytes, void** pointer);
   Status deallocate_coarse(Space& space, uint64_t address, pyalloc_freed* freed);
   NodeId live_coarse_at(const Space& space, uint64_t address) const;
@@ -277,7 +326,9 @@ class DeviceHeap {
   template <class Walk>
   void each_space_alone(Walk&& walk);
   void add_slots(const Space& space, PoolSurvey& pool) const;
-  bool in_reserve(const Space& space) const { return space.pool().id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0; }
+  bool in_reserve(const Space& space) const {
+    return space.memory().kept || (space.pool().id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0);
+  }
   bool validate_locked(std::string& reason);
   void self_check();
 
@@ -297,9 +348,14 @@ class DeviceHeap {
   MappedTotals mapped_[kKinds];
   MappedTotals activations_;  // `used` and its peak, of the pools that hold them
   std::deque<Pool> pools_;
-  std::atomic<Pool*> pools_by_id_[kMostPools] = {};  // of pools_
-  uint64_t pool_limits_[kMostPools] = {};            // also of pools not yet opened
-  Reserve lora_reserve_, lora_prepared_;             // of the lora pool
+  std::atomic<Pool*> pools_by_id_[kPoolIds] = {};  // of pools_
+  uint64_t pool_limits_[kMostPools] = {};          // also of pools not yet opened
+  std::map<PoolKey, PrivatePool> private_pools_;
+  std::vector<PrivatePool*> with_memory_;  // those of them that have a pool
+  std::vector<PoolId> retired_pools_;      // numbers of private pools that serve the next ones
+  PoolId next_private_pool_ = kMostPools;
+  uint64_t pool_lives_ = 0;
+  Reserve lora_reserve_, lora_prepared_;  // of the lora pool
   std::deque<Lane> lanes_;
   std::deque<std::unique_ptr<Lifetimes>> lifetimes_;  // by stream
   // By a hash of the pool and the stream, the lane seen there last: the hot path takes no lock to find one. Only of
@@ -307,7 +363,7 @@ class DeviceHeap {
   static constexpr int kSeenLanesBits = 8;
   std::atomic<Lane*> seen_lanes_[1 << kSeenLanesBits] = {};
   std::atomic<Lane*>& seen_lane(PoolId pool, cuda::Stream stream, bool arena) {
-    uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool + (arena ? kMostPools : 0);
+    uint64_t key = (reinterpret_cast<uintptr_t>(stream) >> 4) + pool + (arena ? kPoolIds : 0);
     return seen_lanes_[key * 0x9E3779B97F4A7C15ull >> (64 - kSeenLanesBits)];
   }
   RankedMutex lanes_mutex_{Rank::kMaintenance};                      // for making lanes
@@ -334,6 +390,13 @@ void DeviceHeap::each_space(Visit&& visit) {
     visit(pool.coarse);
     if (pool.large_pages != nullptr) visit(*pool.large_pages);
   }
+}
+
+template <class Visit>
+void DeviceHeap::each_space_of(Pool& pool, Visit&& visit) {
+  each_space([&](Space& space) {
+    if (&space.pool() == &pool) visit(space);
+  });
 }
 
 template <class Body>

@@ -95,6 +95,13 @@ NodeId Extents::quick_fit(uint16_t owner, uint32_t length) const {
   return kNoNode;
 }
 
+NodeId Extents::free_range_over(uint32_t start, uint32_t length) const {
+  NodeId id = first_;
+  while (id != kNoNode && uint64_t{ranges_[id].start} + ranges_[id].length <= start) id = ranges_[id].next;
+  if (id == kNoNode || ranges_[id].state != RangeState::kFree) return kNoNode;
+  return uint64_t{start} + length <= uint64_t{ranges_[id].start} + ranges_[id].length ? id : kNoNode;
+}
+
 void Extents::move_border(NodeId id, uint32_t border) {
   NodeId behind = ranges_[id].next;
   PYALLOC_ASSERT(behind != kNoNode && ranges_[id].state == RangeState::kFree);

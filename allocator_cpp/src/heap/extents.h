@@ -61,6 +61,9 @@ class Extents {
   // shortest look in the bin below it; none when there is none. Constant time.
   NodeId quick_fit(uint16_t owner, uint32_t length) const;
 
+  // The free range that holds all of [start, start + length); none when something else lies there. Walks the ranges.
+  NodeId free_range_over(uint32_t start, uint32_t length) const;
+
   // Cuts [start, start + length) out of free range `id` and marks it live. The rest stays free with its owner and
   // stamp.
   NodeId take(NodeId id, uint32_t start, uint32_t length, RangeState state, uint16_t owner, uint64_t requested);

@@ -7,13 +7,6 @@
 namespace pyalloc {
 namespace {
 
-void move_to(History& history, int64_t now) {
-  int64_t change = now - history.current;
-  (change > 0 ? history.allocated : history.freed) += change > 0 ? change : -change;
-  history.current = now;
-  history.peak = std::max(history.peak, now);
-}
-
 pyalloc_stat stat_of(const History& history) {
   return {history.current, history.peak, history.allocated, history.freed};
 }
@@ -23,19 +16,20 @@ pyalloc_stat stat_of(const History& history) {
 // Called with the heap's lock held after every change of spaces or granules.
 void DeviceHeap::observe() {
   if (!caching_) {
-    move_to(reserved_[kKinds], static_cast<int64_t>(direct_bytes_));
+    reserved_[kKinds].move_to(static_cast<int64_t>(direct_bytes_));
     return;
   }
   int64_t segments = 0, reserved = 0;
   for (Kind kind : {kSmall, kLarge}) {
     int64_t bytes = mapped_[kind].slots * static_cast<int64_t>(granule_bytes_);
-    move_to(segments_[kind], mapped_[kind].segments);
-    move_to(reserved_[kind], bytes);
+    segments_[kind].move_to(mapped_[kind].segments);
+    reserved_[kind].move_to(bytes);
     segments += mapped_[kind].segments;
     reserved += bytes;
   }
-  move_to(segments_[kKinds], segments);
-  move_to(reserved_[kKinds], reserved);
+  segments_[kKinds].move_to(segments);
+  reserved_[kKinds].move_to(reserved);
+  observe_private();
 }
 
 void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
@@ -65,8 +59,8 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
   set_totals(stats.active_bytes, totals.active_bytes);
   set_totals(stats.requested_bytes, totals.requested);
   for (int kind = 0; kind <= kKinds; ++kind) {
-    move_to(free_ranges_[kind], kind == kKinds ? free_ranges[kSmall] + free_ranges[kLarge] : free_ranges[kind]);
-    move_to(inactive_bytes_[kind], std::max<int64_t>(0, reserved_[kind].current - totals.active_bytes[kind].current));
+    free_ranges_[kind].move_to(kind == kKinds ? free_ranges[kSmall] + free_ranges[kLarge] : free_ranges[kind]);
+    inactive_bytes_[kind].move_to(std::max<int64_t>(0, reserved_[kind].current - totals.active_bytes[kind].current));
   }
   set_totals(stats.segment, segments_);
   set_totals(stats.reserved_bytes, reserved_);
@@ -106,6 +100,7 @@ void DeviceHeap::reset_peak_stats() {
     for (History* history : {&segments_[kind], &reserved_[kind], &free_ranges_[kind], &inactive_bytes_[kind]})
       history->peak = history->current;
   }
+  reset_private(true);
 }
 
 void DeviceHeap::reset_accumulated_stats() {
@@ -115,6 +110,7 @@ void DeviceHeap::reset_accumulated_stats() {
     for (History* history : {&segments_[kind], &reserved_[kind], &free_ranges_[kind], &inactive_bytes_[kind]})
       history->allocated = history->freed = 0;
   }
+  reset_private(false);
   for (std::atomic<int64_t>* counter :
        {&counters_.num_alloc_retries, &counters_.num_ooms, &counters_.num_sync_all_streams, &counters_.num_device_alloc,
         &counters_.num_device_free, &counters_.num_oom_rejections}) {
@@ -161,7 +157,7 @@ bool DeviceHeap::validate_locked(std::string& reason) {
   bool good = true;
   int64_t live = 0, waiting = 0;
   MappedTotals totals[kKinds];
-  std::vector<MappedTotals> of_pools(kMostPools);
+  std::vector<MappedTotals> of_pools(kPoolIds);
   each_space([&](const Space& space) {
     good = good && space.validate(reason);
     MappedTotals& of_pool = of_pools[space.pool().id];

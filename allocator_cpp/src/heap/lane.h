@@ -29,6 +29,7 @@
 namespace pyalloc {
 
 class DeviceHeap;
+struct SavedBlock;
 
 class alignas(kOwnLines) Lane {
  public:
@@ -38,6 +39,8 @@ class alignas(kOwnLines) Lane {
   // birth: of a block whose death is to be remembered (lifetimes.h); 0 of others.
   Status allocate(size_t bytes, void** pointer, uint64_t birth = 0);  // bytes: from 1; to kLargestFine, but in an arena
   Status deallocate(uint64_t address, pyalloc_freed* freed);
+  // At its old place, which is free (checkpoint.cpp).
+  Status allocate_at(const SavedBlock& block);
   // The block is also used on another stream; its free will wait for that one.
   bool mark_recorded(uint64_t address);
   // The events of a pending slot or extent are complete.

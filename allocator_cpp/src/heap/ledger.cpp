@@ -80,7 +80,7 @@ Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools,
       status = driver_failure("cuMemGetInfo", result, "asking for the device's free memory");
       return;
     }
-    for (PoolId id = 0; id < kMostPools; ++id) {
+    for (PoolId id = 0; id < kPoolIds; ++id) {
       pyalloc_pool_stats pool{};
       if (open_pool(id) != nullptr || id < count || id == kGeneralPool) pool_figures(id, pool);
       add_to(ledger, pool);

@@ -149,7 +149,8 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
 
   ContextScope context(context_);
   bool others = false;
-  for (StreamIndex other = 1; space.coarse() && other < clocks_.end(); ++other)
+  // In a captured pool nothing proves that a range of another stream is finished (private_pools.h).
+  for (StreamIndex other = 1; space.coarse() && !space.memory().replayed && other < clocks_.end(); ++other)
     others |= other != stream && extents.has_free(other);
   if (others) {
     others = clean_finished(space);
@@ -198,6 +199,7 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
   if (backing_.granules().idle() > 0) backing_.poll_streams();
   Status status = put(space, choice, units, stream, state, requested, placed);
   if (status != PYALLOC_OUT_OF_MEMORY || guard_) return status;
+  if (space.memory().replayed) return status;
   clean_finished(space);  // this stream's own finished ranges join their neighbours, the fresh end too
   consider_own();
   return choice.range == kNoNode ? status : put(space, choice, units, stream, state, requested, placed);

@@ -14,9 +14,13 @@
 // The lora pool has a reserve (reserve.cpp): mapped memory that is never idle, so that nobody takes it, in which loads
 // need no driver call. While there is one, the pool's blocks go nowhere else in it.
 //
+// Torch's private pools are pools as well, laid out as the general one; what is special about them is in
+// private_pools.h.
+//
 // Pools are made on a device when first used there, and live as long as its heap. Guarded by the heap's lock, but for
 // `lanes_by_stream` (the lock for making lanes) and what never changes.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -47,8 +51,9 @@ struct Pool {
   Space coarse;
   std::unique_ptr<Space> large_pages;  // where the policy has slabs, or is contiguous
   std::vector<Lane*> lanes_by_stream, arenas_by_stream;
-  int64_t handed_out_coarse = 0;  // bytes asked for, ever
-  Usage live_coarse;              // blocks of the spaces without a lane
+  std::atomic<bool> captured{false};  // a private pool in which a CUDA graph was captured; set once in its life
+  int64_t handed_out_coarse = 0;      // bytes asked for, ever
+  Usage live_coarse;                  // blocks of the spaces without a lane
 };
 
 }  // namespace pyalloc

@@ -46,9 +46,12 @@ RankedMutex& names_mutex() { return names().mutex; }
 
 PoolId pool_count() { return names().count.load(std::memory_order_acquire); }
 
-const PoolPolicy& pool_policy(PoolId id) { return names().policy[id]; }
+const PoolPolicy& pool_policy(PoolId id) {
+  static const PoolPolicy as_general;
+  return is_private(id) ? as_general : names().policy[id];
+}
 
-const char* pool_name(PoolId id) { return id < pool_count() ? names().text[id] : nullptr; }
+const char* pool_name(PoolId id) { return id < pool_count() ? names().text[id] : is_private(id) ? "private" : nullptr; }
 
 namespace {
 

@@ -11,7 +11,7 @@ namespace pyalloc {
 
 using PoolId = uint16_t;
 constexpr PoolId kGeneralPool = 0;
-constexpr PoolId kMostPools = 64;  // in a process
+constexpr PoolId kMostPools = 64;  // in a process; the ids above are private pools' (private_pools.h)
 constexpr PoolId kNoPool = UINT16_MAX;
 
 struct PoolPolicy {
@@ -25,8 +25,11 @@ struct PoolPolicy {
 Status find_pool(const char* name, bool create, PoolId& id);
 PoolId pool_count();
 RankedMutex& names_mutex();        // for a fork
-const char* pool_name(PoolId id);  // null: there is none
+const char* pool_name(PoolId id);  // null: there is none; "private" for every private pool
 const PoolPolicy& pool_policy(PoolId id);
+constexpr PoolId kMostPrivatePools = 4096;  // on a device at one time
+constexpr PoolId kPoolIds = kMostPools + kMostPrivatePools;
+inline bool is_private(PoolId id) { return id >= kMostPools && id < kPoolIds; }
 
 // Finds the pool or makes it, with the layout of pool `like` but slabs of `slab_bytes`. kNoPool: any layout; kAsLike: the
 // slabs of `like`; contiguous: its own layout, whatever `like` has. Refused where the pool exists with another layout.

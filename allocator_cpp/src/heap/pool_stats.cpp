@@ -39,7 +39,7 @@ void DeviceHeap::get_pool_stats(PoolId id, pyalloc_pool_stats& stats) {
 
 // With everything locked: what needs no walk. Null: the pool was never used here.
 Pool* DeviceHeap::pool_counts(PoolId id, pyalloc_pool_stats& stats) {
-  stats.limit = static_cast<int64_t>(pool_limits_[id]);
+  if (!is_private(id)) stats.limit = static_cast<int64_t>(pool_limits_[id]);
   if (!caching_ && id == kGeneralPool) {  // every block straight from the driver
     stats.blocks = static_cast<int64_t>(direct_.size());
     stats.requested = stats.allocated = stats.used = stats.reserved = static_cast<int64_t>(direct_bytes_);
@@ -61,6 +61,7 @@ Pool* DeviceHeap::pool_counts(PoolId id, pyalloc_pool_stats& stats) {
   stats.reserved = pool->mapped.slots * granule;
   stats.peak = pool->mapped.peak_used * granule;
   if (id == PYALLOC_POOL_LORA) stats.reserve = static_cast<int64_t>(lora_reserve_.bytes + lora_prepared_.bytes);
+  if (pool->coarse.memory().kept) stats.reserve = stats.reserved;
   return pool;
 }
 

@@ -11,23 +11,31 @@ namespace {
 constexpr uint64_t kAddressesPerByte = 16;     // addresses of the general pool's coarse space per byte of device memory
 constexpr uint64_t kPoolAddressesPerByte = 4;  // and of each other pool's
 constexpr uint64_t kLaneAddressesPerByte = 2;  // and of each lane's
+// Private pools may be many, and their memory moves little.
+constexpr uint64_t kPrivateAddressesPerByte = 2, kPrivateLaneAddressesPerByte = 1;
 constexpr uint64_t kFewestAddresses = 16 * kGiB;
 
 }  // namespace
 
 // Finds the pool, or makes it.
 Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
-  PYALLOC_ASSERT(id < kMostPools);
+  PYALLOC_ASSERT(id < kPoolIds);
   if ((opened = open_pool(id)) != nullptr) return kOk;
   Lock making(lanes_mutex_);
   Lock lock(mutex_);
   if ((opened = open_pool(id)) != nullptr) return kOk;
   ContextScope scope(context_);
+  return make_pool(id, opened);
+}
+
+Status DeviceHeap::make_pool(PoolId id, Pool*& made) {
   const PoolPolicy& policy = pool_policy(id);
   bool contiguous = policy.contiguous && !guard_;
   Layout layout = contiguous ? Layout::kWhole : policy.packed ? Layout::kPacked : Layout::kCoarse;
   Pool& pool = pools_.emplace_back(*this, id, layout, backing_.next_space(), granule_bytes_, mapped_);
-  uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte : kPoolAddressesPerByte;
+  uint64_t per_byte = id == kGeneralPool ? kAddressesPerByte
+                      : is_private(id)   ? kPrivateAddressesPerByte
+                                         : kPoolAddressesPerByte;
   uint64_t wanted = std::max(kFewestAddresses, per_byte * total_bytes());
   Status status = pool.coarse.create(wanted, total_bytes());
   size_t slab = policy.slab_bytes;
@@ -45,7 +53,7 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
     pools_.pop_back();
     return status;
   }
-  set_limit(pool, pool_limits_[id]);
+  set_limit(pool, is_private(id) ? 0 : pool_limits_[id]);
   if (holds_activations(pool.policy)) pool.mapped.group = &activations_;
   for (Space* space : {&pool.coarse, pool.large_pages.get()}) {
     if (space == nullptr) continue;
@@ -53,8 +61,8 @@ Status DeviceHeap::open_pool(PoolId id, Pool*& opened) {
     backing_.add_space(space->memory());
     add_to_address_map(*space);
   }
-  opened = &pool;
-  pools_by_id_[id].store(opened, std::memory_order_release);
+  made = &pool;
+  pools_by_id_[id].store(made, std::memory_order_release);
   return kOk;
 }
 
@@ -92,10 +100,14 @@ Status DeviceHeap::make_space(Lane& lane) {
   ContextScope scope(context_);
   auto space = std::make_unique<Space>(*this, lane.pool(), &lane, lane.arena() ? Layout::kArena : Layout::kLane,
                                        backing_.next_space(), granule_bytes_, mapped_, lane.pool().mapped);
-  uint64_t per_byte = lane.arena() ? kPoolAddressesPerByte : kLaneAddressesPerByte;
+  uint64_t per_byte = lane.arena()                 ? kPoolAddressesPerByte
+                      : is_private(lane.pool().id) ? kPrivateLaneAddressesPerByte
+                                                   : kLaneAddressesPerByte;
   Status status = space->create(std::max(kFewestAddresses, per_byte * total_bytes()), kFewestAddresses / 4);
   if (status != kOk) return status;
   space->memory().one_stream = true;
+  space->memory().kept = lane.pool().coarse.memory().kept;
+  space->memory().replayed = lane.pool().captured;
   backing_.add_space(space->memory());
   add_to_address_map(*space);
   lane.set_space(std::move(space));

@@ -71,7 +71,8 @@ bool Space::validate(std::string& reason) const {
   if (!extents_->validate(reason)) return false;
   std::string where = coarse() ? "coarse space: " : arena() ? "arena: " : "lane's space: ";
   size_t granule = memory_.granule_bytes();
-  uint64_t touched_slots = kept_slots, live_slots = 0;
+  uint64_t touched_slots = kept_slots + (memory_.kept ? static_cast<uint64_t>(memory_.mapped_slots()) : 0);
+  uint64_t live_slots = 0;
   for (NodeId id = extents_->first(); id != kNoNode; id = extents_->range(id).next) {
     const Range& range = extents_->range(id);
     if (range.state == RangeState::kFree) continue;

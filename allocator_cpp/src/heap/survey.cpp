@@ -17,6 +17,11 @@ void DeviceHeap::get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_st
       pool_counts(id, pools[id]);
       add_to(ledger, pools[id]);
     }
+    for (const PrivatePool* one : with_memory_) {
+      pyalloc_pool_stats pool{};
+      pool_counts(one->pool->id, pool);
+      add_to(ledger, pool);
+    }
     device_counts(ledger);
   });
 }
@@ -101,8 +106,11 @@ void DeviceHeap::add_slots(const Space& space, PoolSurvey& pool) const {
 void DeviceHeap::survey(DeviceSurvey& found) {
   found.granule_bytes = granule_bytes_;
   int64_t idle = 0;
+  auto pool_of = [&](const Space& space) -> PoolSurvey& {
+    return is_private(space.pool().id) ? found.private_pools : found.pools[space.pool().id];
+  };
   each_space_alone([&](const Space& space) {
-    PoolSurvey& pool = found.pools[space.pool().id];
+    PoolSurvey& pool = pool_of(space);
     int64_t idle_before = pool.idle;
     add_slots(space, pool);
     idle += pool.idle - idle_before;
@@ -114,7 +122,7 @@ void DeviceHeap::survey(DeviceSurvey& found) {
   found.largest_remapped = found.largest_free;
   each_space_alone([&](const Space& space) {
     if (in_reserve(space)) return;
-    PoolSurvey& pool = found.pools[space.pool().id];
+    PoolSurvey& pool = pool_of(space);
     auto within = static_cast<int64_t>(largest_remapped_in(space, pool.idle));
     auto across = static_cast<int64_t>(largest_remapped_in(space, idle));
     pool.largest_remapped = std::max(pool.largest_remapped, within);

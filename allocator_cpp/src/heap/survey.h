@@ -23,6 +23,7 @@ struct DeviceSurvey {
   size_t granule_bytes = 0;
   int64_t largest_free = 0, largest_remapped = 0;  // ledger_fields.def
   PoolSurvey pools[kMostPools];
+  PoolSurvey private_pools;  // all together
 };
 
 }  // namespace pyalloc

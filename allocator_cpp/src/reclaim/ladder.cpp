@@ -79,20 +79,34 @@ bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const
 
 Status Ladder::insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
                       void** pointer) {
-  return climb(heap, pool, bytes, [&] { return heap.allocate(pool, chosen, stream, owned, bytes, pointer); });
+  auto attempt = [&] { return heap.allocate(pool, chosen, stream, owned, bytes, pointer); };
+  auto borrow = [&] {
+    for (PoolId lender : is_private(pool) ? std::vector<PoolId>{} : heap.lenders()) {
+      heap.note_capture(lender, stream);
+      Status status = heap.allocate(lender, true, stream, owned, bytes, pointer);
+      // What it has free may be in pieces.
+      if (status == PYALLOC_OUT_OF_MEMORY && heap.give_back_private(lender) > 0) status = attempt();
+      if (status != PYALLOC_OUT_OF_MEMORY) return status;
+    }
+    return PYALLOC_OUT_OF_MEMORY;
+  };
+  return climb(heap, pool, bytes, attempt, borrow);
 }
 
 Status Ladder::prepare_lora(DeviceHeap& heap, uint64_t bytes) {
   Status status = heap.prepare_lora(bytes);
   if (status != PYALLOC_OUT_OF_MEMORY) return status;
-  return climb(heap, PYALLOC_POOL_LORA, bytes, [&] { return heap.prepare_lora(bytes); });
+  return climb(
+      heap, PYALLOC_POOL_LORA, bytes, [&] { return heap.prepare_lora(bytes); }, [] { return PYALLOC_OUT_OF_MEMORY; });
 }
 
-Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt) {
+Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
+                     const std::function<Status()>& borrow) {
   std::string why = last_error();
   Status status = PYALLOC_OUT_OF_MEMORY;
   auto again = [&] {
     heap.release_empty_slabs();  // a rung may have emptied one
+    heap.give_back_private(pool);
     status = attempt();
     return status != PYALLOC_OUT_OF_MEMORY;
   };
@@ -139,6 +153,10 @@ Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::fun
   bool synchronized = heap.synchronize_context() == kOk;
   gave(kRung_context);
   if (synchronized && again()) return stalled(counters.rung_context);
+  if (Status borrowed = borrow(); borrowed != PYALLOC_OUT_OF_MEMORY) {
+    status = borrowed;
+    return served_by(counters.rung_lenders);
+  }
 
   why = status == PYALLOC_OUT_OF_MEMORY ? why : last_error();
   count(counters.num_ooms);

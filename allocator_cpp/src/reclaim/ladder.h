@@ -6,6 +6,9 @@
 //   4 the user's functions, by priority       the same
 //   5 host wait for the events of all frees   counted as a retry, once with rung 6
 //   6 context-wide wait
+//   7 private pools that lend             theirs is the block then (use_on_oom of torch's MemPool)
+// A request for a private pool that holds no captured graph also gives back, before every rung from 2 on, what no block
+// of the pool needs: it may be too short to be used where it is.
 // Each rung counts the requests it served (rungs.def). The last refusals are kept, with what each rung gave, and all
 // counted by their reason.
 //
@@ -71,7 +74,8 @@ class Ladder {
   // After a try that found no memory.
   Status insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
                 void** pointer);
-  Status climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt);
+  Status climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
+               const std::function<Status()>& borrow);
   // Torch's or the user's. True when `again()` succeeded after one of them; `freed` sums what they said, or, of those
   // that did not say, what was live before and is not after.
   bool call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const std::function<bool()>& again,

@@ -42,13 +42,19 @@ Reason reason_of(DeviceHeap& heap, const std::string& why, const Refusal& one, c
 
 std::string of_pools(const Snapshot& now) {
   std::string text;
+  auto add = [&](const char* name, int64_t allocated, int64_t reserved, int64_t limit) {
+    text += (text.empty() ? " Pools (allocated / reserved / limit): " : "; ") + std::string(name) + " " +
+            human(allocated) + " / " + human(reserved) + " / " + (limit != 0 ? human(limit) : "none");
+  };
+  int64_t allocated = now.whole.allocated, reserved = now.whole.reserved;  // of private pools, what the others leave
   for (size_t id = 0; id < now.pools.size(); ++id) {
     const pyalloc_pool_stats& pool = now.pools[id];
+    allocated -= pool.allocated;
+    reserved -= pool.reserved;
     if (pool.blocks == 0 && pool.reserved == 0 && pool.limit == 0) continue;
-    text += (text.empty() ? " Pools (allocated / reserved / limit): " : "; ") +
-            std::string(pool_name(static_cast<PoolId>(id))) + " " + human(pool.allocated) + " / " +
-            human(pool.reserved) + " / " + (pool.limit != 0 ? human(pool.limit) : "none");
+    add(pool_name(static_cast<PoolId>(id)), pool.allocated, pool.reserved, pool.limit);
   }
+  if (reserved > 0) add("private (MemPool, CUDA graphs)", allocated, reserved, 0);
   return text.empty() ? "" : text + ".";
 }
 
@@ -87,6 +93,12 @@ std::string next_step(DeviceHeap& heap, const std::string& why, const Refusal& o
   if (one.reason == kLimit)
     return " Raise the limit (PYALLOC_CONF limit or memory_fraction, torch.cuda.set_per_process_memory_fraction), or "
            "free memory.";
+  const pyalloc_pool_stats& lora = now.pools[PYALLOC_POOL_LORA];
+  int64_t of_private = now.whole.set_aside - std::max<int64_t>(0, lora.reserve - lora.allocated);
+  if (one.reason == kPinned && of_private > now.whole.set_aside / 2)
+    return " " + human(of_private) +
+           " are free in private pools: delete each torch.cuda.MemPool and CUDA graph that is no longer used, or give a "
+           "MemPool use_on_oom=True.";
   if (one.reason == kPinned)
     return " " + human(now.whole.set_aside) +
            " are set aside for LoRA adapters: lower lora_reserve, or end what pyalloc.lora_prepare set aside "

@@ -40,7 +40,8 @@ StreamIndex StreamClocks::index_of(cuda::Stream stream, bool owned) {
   for (size_t index = 1; index < clocks_.size(); ++index) {
     const Clock& clock = clocks_[index];
     // A stream once seen as owned stays so: torch's own streams also come in through calls that cannot tell.
-    if (clock.stream == stream && (clock.owned || clock.id == id)) return static_cast<StreamIndex>(index);
+    if (clock.followed && clock.stream == stream && (clock.owned || clock.id == id))
+      return static_cast<StreamIndex>(index);
   }
   if (clocks_.size() >= UINT16_MAX) return 0;  // end() must fit too
   Clock clock;
@@ -56,6 +57,28 @@ bool StreamClocks::capturing(StreamIndex index) const {
   return driver().stream_is_capturing(clocks_[index].stream, &status) != cuda::kSuccess || status != cuda::kCaptureNone;
 }
 
+bool StreamClocks::any_capturing() const {
+  for (const Clock& clock : clocks_) {
+    if (&clock == &clocks_.front() || !clock.followed) continue;
+    if (!clock.owned && unique_id(clock.stream) != clock.id) continue;  // destroyed
+    cuda::CaptureStatus status = cuda::kCaptureNone;
+    cuda::Result result = driver().stream_is_capturing(clock.stream, &status);
+    // The legacy stream may not be asked while one that it would wait for is captured.
+    if (status != cuda::kCaptureNone || (result != cuda::kSuccess && clock.owned)) return true;
+  }
+  return false;
+}
+
+StreamIndex StreamClocks::unfollowed() {
+  if (unfollowed_ == 0 && clocks_.size() < UINT16_MAX) {
+    Clock clock;
+    clock.owned = clock.followed = false;
+    clocks_.push_back(clock);
+    unfollowed_ = static_cast<StreamIndex>(clocks_.size() - 1);
+  }
+  return unfollowed_;
+}
+
 cuda::Event StreamClocks::take_event() {
   if (!spare_.empty()) {
     cuda::Event event = spare_.back();
@@ -67,6 +90,7 @@ cuda::Event StreamClocks::take_event() {
 }
 
 bool StreamClocks::record(Clock& clock) {
+  if (!clock.followed) return false;
   // Destroyed since: the driver may have given its handle to another stream, whose progress proves nothing here.
   if (!clock.owned && unique_id(clock.stream) != clock.id) return false;
   if (capturing(static_cast<StreamIndex>(&clock - clocks_.data()))) return false;

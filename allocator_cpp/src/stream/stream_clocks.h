@@ -62,6 +62,10 @@ class StreamClocks {
 
   uint64_t position() const { return position_; }
   bool capturing(StreamIndex index) const;
+  // Whether any stream known here is: asks the driver for each.
+  bool any_capturing() const;
+  // An index of no stream, for work that cannot be followed, such as replays of CUDA graphs: only all_done() passes it.
+  StreamIndex unfollowed();
   // Drops everything without a driver call (fork, exit).
   void abandon();
 
@@ -73,7 +77,7 @@ class StreamClocks {
   struct Clock {
     cuda::Stream stream = nullptr;
     unsigned long long id = 0;  // of streams not owned
-    bool owned = true;
+    bool owned = true, followed = true;
     uint64_t freed = 0;           // last position of memory freed here
     uint64_t done = 0;            // everything up to here is finished
     uint64_t recorded = 0;        // position of the newest event
@@ -89,6 +93,7 @@ class StreamClocks {
   std::vector<Clock> clocks_;
   std::vector<cuda::Event> spare_;
   uint64_t position_ = 0;
+  StreamIndex unfollowed_ = 0;
 };
 
 }  // namespace pyalloc

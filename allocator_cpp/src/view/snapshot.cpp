@@ -88,7 +88,10 @@ void add_segments(const DeviceHeap& heap, const Space& space, std::vector<Segmen
                     0,
                     0,
                     0,
-                    nullptr};
+                    nullptr,
+                    {}};
+    const auto [first_of_key, second_of_key] = heap.key_of(space.pool());
+    segment.view.key = {first_of_key, second_of_key};
     while (block != blocks.end() && reinterpret_cast<uint64_t>(block->address) + block->bytes <= start_address) ++block;
     for (auto one = block; one != blocks.end() && reinterpret_cast<uint64_t>(one->address) < end_address; ++one) {
       pyalloc_block_view part = *one;

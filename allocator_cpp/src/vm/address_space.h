@@ -61,6 +61,11 @@ class AddressSpace {
   bool one_stream = false;
   // Set where a block over a granule has memory of one handle (contiguous pools): handles do not reach beyond blocks.
   bool whole_blocks = false;
+  // Every mapped slot is touched once more than blocks do, so that no memory here becomes idle (Backing::keep).
+  bool kept = false;
+  // Blocks here are used by CUDA graphs, which may be replayed on any stream: memory that comes here must be finished
+  // everywhere, since waits on a GPU order only the work enqueued after them.
+  bool replayed = false;
   // Memory comes and goes in slabs of so many slots, from a multiple of it on; no block lies over the border of two.
   uint32_t slab_slots = 1;
 

@@ -1,0 +1,167 @@
+// Checkpoints of a private pool: its live blocks again at the same addresses, whatever happened since.
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "graphs.h"
+
+using namespace test;
+
+namespace {
+
+constexpr pyalloc_pool_key kKey{2, 0};
+using Blocks = std::map<void*, size_t>;  // bytes asked for, by address
+
+void add(void* context, const pyalloc_block_view* block) {
+  (*static_cast<Blocks*>(context))[block->address] = block->requested;
+}
+
+Blocks live_blocks() {
+  Blocks all;
+  CHECK_EQ(pyalloc_private_pool_blocks(0, kKey, &all, add), PYALLOC_OK);
+  return all;
+}
+
+struct Taken {
+  Taken() { CHECK_EQ(pyalloc_checkpoint_take(0, kKey, &checkpoint), PYALLOC_OK); }
+  ~Taken() { pyalloc_checkpoint_drop(checkpoint); }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+  pyalloc_checkpoint* checkpoint = nullptr;
+};
+
+struct Told {
+  Blocks freed, allocated;
+};
+
+pyalloc_status restore(const Taken& taken, Told& told) {
+  return pyalloc_checkpoint_restore(
+      taken.checkpoint, &told,
+      [](void* context, const pyalloc_block_view* one) { add(&static_cast<Told*>(context)->freed, one); },
+      [](void* context, const pyalloc_block_view* one) { add(&static_cast<Told*>(context)->allocated, one); });
+}
+
+// Allocates and frees at random in the pool.
+void churn(int pool, const std::vector<void*>& streams, Random& random, Blocks& live, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    if (live.size() > 60 || (random.below(5) < 2 && !live.empty())) {
+      auto one = std::next(live.begin(), static_cast<ptrdiff_t>(random.below(live.size())));
+      CHECK_EQ(deallocate(one->first), PYALLOC_OK);
+      live.erase(one);
+    } else {
+      size_t bytes = random.bytes(6 * kMiB);
+      void* block = allocate_in(pool, bytes, streams[random.below(streams.size())]);
+      CHECK(block != nullptr);
+      live[block] = bytes;
+    }
+  }
+}
+
+}  // namespace
+
+TEST(blocks_are_had_again_at_the_same_addresses) {
+  for (uint64_t seed = 1; seed <= 12 / (kSlowdown > 1 ? 3u : 1u); ++seed) {
+    Gpu gpu("memory:2GiB");
+    std::vector<void*> streams{nullptr, gpu.stream()};
+    Random random(seed);
+    int pool = retain(kKey);
+    Blocks live;
+    churn(pool, streams, random, live, 150);
+    CHECK(live_blocks() == live);
+    Taken taken;
+    const Blocks saved = live;
+    int64_t requested = stats().requested_bytes[0].current, blocks = stats().allocation[0].current;
+    for (int round = 0; round < 4; ++round) {
+      churn(pool, streams, random, live, round * 100);
+      if (round == 3) {  // nothing of it is left, and all else is there
+        for (const auto& [block, bytes] : live) deallocate(block);
+        live.clear();
+        churn(pool, streams, random, live, 100);
+      }
+      Told told;
+      CHECK_EQ(restore(taken, told), PYALLOC_OK);
+      CHECK(told.freed == live && told.allocated == saved);
+      CHECK(live_blocks() == saved);
+      CHECK_EQ(stats().requested_bytes[0].current, requested);
+      CHECK_EQ(stats().allocation[0].current, blocks);
+      CHECK(valid());
+      for (const auto& [block, bytes] : saved) CHECK(fill(streams[0], block, bytes, 5));
+      live = saved;
+    }
+    for (const auto& [block, bytes] : live) CHECK_EQ(deallocate(block), PYALLOC_OK);
+    CHECK_EQ(stats().allocated_bytes[0].current, int64_t{0});
+    release(kKey);
+    trim();
+    CHECK_EQ(stats().reserved_bytes[0].current, int64_t{0});
+    CHECK(valid());
+  }
+}
+
+TEST(going_back_needs_no_driver_call) {
+  Gpu gpu("memory:1GiB");
+  int pool = retain(kKey);
+  std::vector<void*> blocks;
+  for (size_t bytes : {size_t{600}, 60 * kKiB, 700 * kKiB, 20 * kMiB}) blocks.push_back(allocate_in(pool, bytes));
+  Taken taken;
+  for (void* block : blocks) deallocate(block);
+  trim();
+  CHECK(allocate(1010 * kMiB) == nullptr);  // the pool's memory is not to be had
+  simgpu_reset_calls();
+  Told told;
+  CHECK_EQ(restore(taken, told), PYALLOC_OK);
+  CHECK_EQ(simgpu_calls(nullptr), int64_t{0});
+  CHECK_EQ(told.allocated.size(), size_t{4});
+  for (void* block : blocks) CHECK_EQ(told.allocated.count(block), size_t{1});
+  for (void* block : blocks) CHECK_EQ(deallocate(block), PYALLOC_OK);
+}
+
+TEST(a_checkpoint_of_a_pool_that_is_gone_is_refused) {
+  Gpu gpu("memory:1GiB");
+  CHECK(pyalloc_checkpoint_take(0, kKey, nullptr) == PYALLOC_INVALID_ARGUMENT);
+  pyalloc_checkpoint* none = nullptr;
+  CHECK(pyalloc_checkpoint_take(0, kKey, &none) == PYALLOC_INVALID_ARGUMENT && says("Could not find"));
+  int pool = retain(kKey);
+  deallocate(allocate_in(pool, 5 * kMiB));
+  Taken taken;
+  release(kKey);
+  Told told;
+  CHECK(restore(taken, told) == PYALLOC_INVALID_ARGUMENT && says("Could not find pool of id (2, 0)"));
+  trim();
+  retain(kKey);
+  CHECK(restore(taken, told) == PYALLOC_WRONG_STATE && says("was given up since the checkpoint was taken"));
+  CHECK(pyalloc_checkpoint_restore(nullptr, nullptr, nullptr, nullptr) == PYALLOC_INVALID_ARGUMENT);
+}
+
+TEST(freed_blocks_that_wait_are_waited_for_or_refused) {
+  Gpu gpu("memory:1GiB,streams:deferred,seed:4");
+  void *stream = gpu.stream(), *side = gpu.stream();
+  int pool = retain(kKey);
+  for (size_t bytes : {size_t{900}, 5 * kMiB}) {
+    void* block = allocate_in(pool, bytes, stream);
+    Taken with_block;
+    CHECK(fill(side, block, bytes, 1));
+    CHECK_EQ(pyalloc_record_stream(block, side, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+    deallocate(block);
+    CHECK(stats().pending_frees == 1);
+    Told told;
+    CHECK_EQ(restore(with_block, told), PYALLOC_OK);
+    CHECK_EQ(told.allocated.count(block), size_t{1});
+    CHECK_EQ(stats().pending_frees, int64_t{0});
+    // The same, freed by going back itself.
+    CHECK_EQ(pyalloc_record_stream(block, side, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+    CHECK_EQ(restore(with_block, told), PYALLOC_OK);
+    // And where it cannot be waited for.
+    begin_capture(stream);
+    follow(stream, side);
+    void* captured = allocate_in(pool, bytes, stream);
+    CHECK_EQ(pyalloc_record_stream(captured, side, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+    deallocate(captured);
+    pyalloc_checkpoint* refused = nullptr;
+    CHECK(pyalloc_checkpoint_take(0, kKey, &refused) == PYALLOC_WRONG_STATE && says("wait for another stream"));
+    follow(side, stream);
+    Graph graph(stream);
+    deallocate(block);
+    simgpu_step(-1);
+    CHECK(valid());
+  }
+}
