@@ -29,13 +29,13 @@ class Outside:
 @dataclass(frozen=True)
 class Ledger(DeviceFragmentation):
     """A device's whole account; sizes in bytes. reserved + shelf + outside + free = total, and reserved is the sum of
-    the pools'.
+    the pools', torch's private ones (MemPool, CUDA graphs) included.
 
     reserved: mapped granules of all pools; shelf: granules kept unmapped for reuse; outside: what is neither pyalloc's
     nor free, and outside_by its parts, None when NVML cannot say (outside_unknown says why); free: what the driver has
     left. requested, allocated: live blocks, as asked and as rounded; used: granules that those touch, and the reserve;
     idle: granules that may move to where memory is needed; reserve: kept mapped for LoRA adapters alone; set_aside:
-    what no adapter uses of it; limit: most
+    what no block uses of it, and of what private pools in use keep; limit: most
     that pyalloc may hold, the total where there is none; margin: what can still be had before memory runs out (idle,
     shelf, and what the driver has left within the limit); activation_peak: most that was used at once by the pools
     other than weights, kv, lora and those laid out like them, since the last reset of a pool's peak; largest_free: the

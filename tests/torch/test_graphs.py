@@ -1,5 +1,6 @@
-"""CUDA graphs: capture, replay, reset, shared pools, and captures that fail. The programs that only use torch run on its
-own allocator as well. Whether a tensor has the right values is seen on copies: kernels do nothing on the simulated GPU.
+"""CUDA graphs: capture, replay, reset, shared pools, and captures that fail. The programs that only use torch run on
+its own allocator as well. Whether a tensor has the right values is seen on copies: kernels do nothing on the simulated
+GPU.
 """
 
 from __future__ import annotations

@@ -23,8 +23,12 @@ DeviceHeap* open_heap(int device, Status& status) {
 
 void tell(const std::vector<SavedBlock>& blocks, void* context, pyalloc_block_fn fn) {
   for (const SavedBlock& one : blocks) {
-    pyalloc_block_view view{reinterpret_cast<void*>(one.address), one.allocated, one.requested, PYALLOC_BLOCK_LIVE,
-                            one.stream};
+    pyalloc_block_view view{reinterpret_cast<void*>(one.address),
+                            one.allocated,
+                            one.requested,
+                            PYALLOC_BLOCK_LIVE,
+                            one.stream,
+                            0};
     if (fn != nullptr) fn(context, &view);
   }
 }

@@ -321,7 +321,7 @@ class DeviceHeap {
   uint64_t largest_remapped_in(const Space& space, int64_t movable) const;
   void pool_figures(PoolId id, pyalloc_pool_stats& stats);
   Pool* pool_counts(PoolId id, pyalloc_pool_stats& stats);
-  static void add_to(pyalloc_ledger& ledger, const pyalloc_pool_stats& pool);
+  static void add_to(pyalloc_ledger& ledger, PoolId id, const pyalloc_pool_stats& pool);
   void device_counts(pyalloc_ledger& ledger) const;
   template <class Walk>
   void each_space_alone(Walk&& walk);

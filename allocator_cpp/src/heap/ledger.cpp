@@ -45,12 +45,12 @@ uint64_t DeviceHeap::largest_remapped_in(const Space& space, int64_t movable) co
   return largest;
 }
 
-void DeviceHeap::add_to(pyalloc_ledger& ledger, const pyalloc_pool_stats& pool) {
+void DeviceHeap::add_to(pyalloc_ledger& ledger, PoolId id, const pyalloc_pool_stats& pool) {
   ledger.reserved += pool.reserved;
   ledger.requested += pool.requested;
   ledger.allocated += pool.allocated;
   ledger.used += pool.used;
-  ledger.reserve += pool.reserve;
+  if (!is_private(id)) ledger.reserve += pool.reserve;
   ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
 }
 
@@ -83,7 +83,7 @@ Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools,
     for (PoolId id = 0; id < kPoolIds; ++id) {
       pyalloc_pool_stats pool{};
       if (open_pool(id) != nullptr || id < count || id == kGeneralPool) pool_figures(id, pool);
-      add_to(ledger, pool);
+      add_to(ledger, id, pool);
       if (pool.reserve == 0) ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
       if (id >= count) continue;
       pool.size = sizeof pool;

@@ -15,12 +15,12 @@ void DeviceHeap::get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_st
   while_all_locked([&] {
     for (PoolId id = 0; id < pools.size(); ++id) {
       pool_counts(id, pools[id]);
-      add_to(ledger, pools[id]);
+      add_to(ledger, id, pools[id]);
     }
     for (const PrivatePool* one : with_memory_) {
       pyalloc_pool_stats pool{};
       pool_counts(one->pool->id, pool);
-      add_to(ledger, pool);
+      add_to(ledger, one->pool->id, pool);
     }
     device_counts(ledger);
   });

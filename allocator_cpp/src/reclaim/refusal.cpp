@@ -97,7 +97,8 @@ std::string next_step(DeviceHeap& heap, const std::string& why, const Refusal& o
   int64_t of_private = now.whole.set_aside - std::max<int64_t>(0, lora.reserve - lora.allocated);
   if (one.reason == kPinned && of_private > now.whole.set_aside / 2)
     return " " + human(of_private) +
-           " are free in private pools: delete each torch.cuda.MemPool and CUDA graph that is no longer used, or give a "
+           " are free in private pools: delete each torch.cuda.MemPool and CUDA graph that is no longer used, or give "
+           "a "
            "MemPool use_on_oom=True.";
   if (one.reason == kPinned)
     return " " + human(now.whole.set_aside) +
