@@ -170,7 +170,9 @@ inputs = torch.arange(300_000.0).cuda()
 
 def check(result, step):
     live = [x.data_ptr() for x in (one, two, result)]
-    assert len(set(live)) == 3 and set(live) <= set(get_block_addrs(pool_of_trees()))
+    segments = trees.get_cudagraph_segments(pool_of_trees())
+    assert len(set(live)) == 3
+    assert all(any(s["address"] <= at < s["address"] + s["total_size"] for s in segments) for at in live)
     if not simgpu.active():  # torch copies a graph's inputs with a kernel
         assert torch.equal(result.cpu(), torch.arange(300_000.0) + step)
 
@@ -203,7 +205,7 @@ trees.reset_cudagraph_trees()
 gc.collect()
 torch.cuda.synchronize()
 torch.cuda.empty_cache()
-assert torch.cuda.memory_reserved() <= 8 * MIB, torch.cuda.memory_reserved()
+assert torch.cuda.memory_reserved() <= 24 * MIB, torch.cuda.memory_reserved()
 """,
         env=allocator,
     )
