@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 what was asked for could not be read; 2 a wrong command li
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..stats_page import PageError, prune
+from ..stats_page import PageError, StatsPage, page_files, prune
 from ..user_folder import user_folder
 from . import drawing
 from .model import SCHEMA, SORT_KEYS, Process, Selection, records
@@ -65,6 +66,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     add("-U", "--ascii", action="store_true", help="no characters beyond ASCII")
     add("--no-color", action="store_true", help="no colours; NO_COLOR does the same")
+    add("--fields", action="store_true", help="list what each figure in the JSON means, with its unit, and stop")
     add("--prune", action="store_true", help="delete the pages that dead processes left, and stop")
     add("-V", "--version", action="store_true", help="show the version, and stop")
     return parser
@@ -120,6 +122,8 @@ def main(arguments: Sequence[str] | None = None, name: str = "pyalloc-top") -> i
             for path in prune(parsed.user):
                 print(f"deleted {path}")
             return 0
+        if parsed.fields:
+            return _fields(parsed)
         if parsed.json:
             return _json(reader, parsed)
         if parsed.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -179,6 +183,19 @@ def _once(reader: Reader, parsed: argparse.Namespace) -> int:
         line.rstrip()
         console.print(line, soft_wrap=True)
     return 0
+
+
+def _fields(parsed: argparse.Namespace) -> int:
+    """What the first page that can be read says of its own figures."""
+    for path in page_files(parsed.user):
+        with contextlib.suppress(PageError), StatsPage(path) as page:
+            for table in ("process", "device", "pool", "tag", "event"):
+                for field in page.fields(table):
+                    history = ".<kind>.<figure>" if field.type == "stat" else ""
+                    print(f"{table}.{field.name}{history}\t{field.kind}\t{field.unit or '-'}\t{field.help}")
+            return 0
+    print(_nothing(screen_of(parsed), []), file=sys.stderr)
+    return 3
 
 
 def _nothing(screen: Screen, processes: Sequence[Process]) -> str:

@@ -14,7 +14,7 @@ from conftest import Run
 
 from pyalloc.stats_page import StatsPage
 
-PROGRAM = """
+PROGRAM = r"""
     import ctypes, json, subprocess, sys, torch, pyalloc
     pyalloc.enable(bridge="{bridge}")
     with pyalloc.pool("weights"):
@@ -30,6 +30,9 @@ PROGRAM = """
     assert ctypes.CDLL(pyalloc.library_path()).pyalloc_publish_stats_page() == 0
     top = [sys.executable, "-m", "pyalloc.top.cli", "--once", "--json"]
     seen = json.loads(subprocess.run(top, check=True, stdout=subprocess.PIPE).stdout)
+    fields = subprocess.run([*top[:3], "--fields"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert "device.reserved\tgauge\tbytes\tmapped granules of all pools" in fields
+    assert all(line.split("\t")[3] for line in fields.splitlines()), fields
     print(json.dumps({{"seen": seen, "ledger": pyalloc.ledger().as_dict()}}))
 """
 

@@ -155,6 +155,16 @@ def test_what_needs_no_page() -> None:
     ).stdout  # fmt: skip
 
 
+def test_fields_are_explained() -> None:
+    assert top("--fields", code=3).stdout == ""
+    builder = PageBuilder()
+    builder.devices[0]["allocation"] = [0] * 12
+    builder.write()
+    lines = top("--fields").stdout.splitlines()
+    assert "device.reserved\tgauge\t-\t" in lines
+    assert "device.allocation.<kind>.<figure>\tgauge\t-\t" in lines
+
+
 def test_a_folder_that_cannot_be_read_is_1(folder: Path) -> None:
     (folder / f"pyalloc-{os.geteuid()}").symlink_to("/tmp")
     assert "no folder" in top("--once", code=1).stderr
