@@ -9,6 +9,8 @@ Importing this package loads neither torch nor the allocator's library: each pub
 
 TYPE_CHECKING = False  # as type checkers know it, without the cost of importing typing
 if TYPE_CHECKING:
+    import pyalloc.metrics as metrics
+
     from ._version import __version__ as __version__
     from .allocator import enable as enable
     from .allocator import is_enabled as is_enabled
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from .errors import DriverError as DriverError
     from .errors import InvalidArgumentError as InvalidArgumentError
     from .errors import LibraryError as LibraryError
+    from .errors import MissingPackageError as MissingPackageError
     from .errors import OutOfMemoryError as OutOfMemoryError
     from .errors import PyallocError as PyallocError
     from .errors import SnapshotError as SnapshotError
@@ -64,6 +67,7 @@ _PUBLIC = {
         "DriverError",
         "InvalidArgumentError",
         "LibraryError",
+        "MissingPackageError",
         "OutOfMemoryError",
         "PyallocError",
         "SnapshotError",
@@ -98,6 +102,10 @@ def __getattr__(name: str) -> object:
             value: object = getattr(import_module(f"pyalloc.{module}"), name)
             globals()[name] = value
             return value
+    if name == "metrics":  # a module that is public as a whole
+        import pyalloc.metrics
+
+        return pyalloc.metrics
     raise AttributeError(f"module 'pyalloc' has no attribute {name!r}")
 
 

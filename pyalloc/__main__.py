@@ -1,7 +1,7 @@
 """The command line: `pyalloc` or `python -m pyalloc`.
 
-Exit codes: 0 done; 1 doctor found that pyalloc cannot run with its bridge here, a snapshot cannot be had, or diff found
-what grew; 2 a wrong command line or wrong options; under `run`, the program's own.
+Exit codes: 0 done; 1 doctor found that pyalloc cannot run with its bridge here, a snapshot cannot be had, the exporter
+cannot serve, or diff found what grew; 2 a wrong command line or wrong options; under `run`, the program's own.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import errors
 from ._program import split_program
+from .metrics import commands as metrics_commands
 from .snapshots import commands as snapshot_commands
 
 _EXAMPLES = """\
@@ -22,6 +23,7 @@ examples:
   pyalloc record -o trace.csv.gz train.py what it allocates, as a trace
   pyalloc snapshot 4242 -o now.json       where a running process's memory is
   pyalloc diff before.json after.json     what grew
+  pyalloc exporter                        its figures and others', for Prometheus
   pyalloc top                             who holds which GPU memory, live; also as pyalloc-top
   python -m pyalloc.simgpu --memory 8GiB -m pyalloc run train.py     the same with no GPU
 """
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "--libraries", action="store_true", help="also import the model libraries and list what is instrumented in them"
     )
     snapshot_commands.add_parsers(commands)
+    metrics_commands.add_parser(commands)
     commands.add_parser("top", add_help=False, help="show the memory of running programs, live (pyalloc top -h)")
     return parser
 
@@ -112,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return snapshot_commands.run_snapshot(parsed)
     if parsed.command == "diff":
         return snapshot_commands.run_diff(parsed)
+    if parsed.command == "exporter":
+        return metrics_commands.run_exporter(parsed)
     if parsed.command == "record" and parsed.output is None:
         from .record import output_argument
 

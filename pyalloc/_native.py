@@ -136,6 +136,7 @@ class Library:
             "tag_fields_json",
             "bills_json",
             "snapshot_fields_json",
+            "page_fields_json",
         ):
             function = getattr(self._dll, f"pyalloc_{name}")
             function.restype = ctypes.c_size_t
@@ -405,6 +406,12 @@ class Library:
             words = memoryview(array).cast("B").cast("q")[: count.value * len(fields)]
             columns.append({field["name"]: words[at :: len(fields)].tolist() for at, field in enumerate(fields)})
         return columns[0], columns[1]
+
+    @functools.cached_property
+    def page_fields(self) -> list[dict[str, Any]]:
+        """The tables of a stats page, each with its fields: name, type, kind, unit, help and place."""
+        described: dict[str, list[dict[str, Any]]] = self._json(self._dll.pyalloc_page_fields_json)
+        return described["tables"]
 
     def reset_peak_stats(self, device: int) -> None:
         """Starts every peak again from the current value."""

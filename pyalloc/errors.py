@@ -39,5 +39,9 @@ class OutOfMemoryError(PyallocError, MemoryError):
     """The allocator could not find the memory asked for (a torch allocation raises torch.OutOfMemoryError instead)."""
 
 
+class MissingPackageError(PyallocError, ImportError):
+    """A package that only some of pyalloc needs is not installed; the message says how to install it."""
+
+
 class SnapshotError(PyallocError, ValueError):
     """A file that is no snapshot, or a process that cannot be asked for one."""

@@ -38,7 +38,7 @@ void check_agrees(const Page& page) {
     CHECK_EQ(pool.device, int64_t{0});
     CHECK_EQ(pool.pool, static_cast<int64_t>(i));
     CHECK(std::strcmp(pool.name, pyalloc_pool_name(static_cast<int>(i))) == 0);
-#define PYALLOC_POOL_FIELD(name, unit, help) CHECK_EQ(pool.name, pools[i].name);
+#define PYALLOC_POOL_FIELD(name, kind, unit, help) CHECK_EQ(pool.name, pools[i].name);
 #include "pyalloc/pool_fields.def"
 #undef PYALLOC_POOL_FIELD
     // The cells are the pool's segments, and what is live in them is at least what blocks take.

@@ -135,7 +135,7 @@ enum {
 typedef struct pyalloc_pool_stats {
   uint32_t size;
   uint32_t version;
-#define PYALLOC_POOL_FIELD(name, unit, help) int64_t name;
+#define PYALLOC_POOL_FIELD(name, kind, unit, help) int64_t name;
 #include "pyalloc/pool_fields.def"
 #undef PYALLOC_POOL_FIELD
 } pyalloc_pool_stats;
@@ -340,6 +340,8 @@ pyalloc_status pyalloc_remove_mapping_observer(pyalloc_mapping_fn fn, void* cont
 size_t pyalloc_stats_page_path(char* buffer, size_t capacity);
 /* Writes it now, what takes a walk included. The maintenance thread does so by itself. */
 pyalloc_status pyalloc_publish_stats_page(void);
+/* The description that a page carries, as JSON, whether there is one or not: every table, each field with its kind, unit and help. */
+size_t pyalloc_page_fields_json(char* buffer, size_t capacity);
 
 /* --- checks --- */
 /* The whole-structure truth: PYALLOC_OK, or PYALLOC_DRIVER_ERROR with the first broken invariant in pyalloc_last_error(). */

@@ -14,5 +14,9 @@ size_t pyalloc_stats_page_path(char* buffer, size_t capacity) {
 
 pyalloc_status pyalloc_publish_stats_page(void) { return Registry::instance().publish_page(); }
 
+size_t pyalloc_page_fields_json(char* buffer, size_t capacity) {
+  return copy(PageLayout(1).description(), buffer, capacity);
+}
+
 }  // extern "C"
 #pragma GCC visibility pop

@@ -144,7 +144,7 @@ pyalloc_status pyalloc_set_pool_limit(int device, int pool, uint64_t bytes) {
 
 size_t pyalloc_pool_fields_json(char* buffer, size_t capacity) {
   std::string text;
-#define PYALLOC_POOL_FIELD(name, unit, help) add_field(text, #name, unit, help);
+#define PYALLOC_POOL_FIELD(name, kind, unit, help) add_field(text, #name, unit, help);
 #include "pyalloc/pool_fields.def"
 #undef PYALLOC_POOL_FIELD
   return copy("[" + text + "]", buffer, capacity);

@@ -257,7 +257,7 @@ void StatsPage::add_device(DeviceHeap& heap) {
     pool.device = heap.device();
     pool.pool = id;
     set_text(pool.name, pool_name(id));
-#define PYALLOC_POOL_FIELD(name, unit, help) pool.name = pools[id].name;
+#define PYALLOC_POOL_FIELD(name, kind, unit, help) pool.name = pools[id].name;
 #include "pyalloc/pool_fields.def"
 #undef PYALLOC_POOL_FIELD
   }
