@@ -9,8 +9,7 @@ Importing this package loads neither torch nor the allocator's library: each pub
 
 TYPE_CHECKING = False  # as type checkers know it, without the cost of importing typing
 if TYPE_CHECKING:
-    import pyalloc.metrics as metrics
-
+    from . import metrics as metrics
     from ._version import __version__ as __version__
     from .allocator import enable as enable
     from .allocator import is_enabled as is_enabled

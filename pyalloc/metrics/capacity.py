@@ -39,8 +39,8 @@ def room(device: Device, pool: Pool | None = None) -> Room | None:
 
 
 def capacity(processes: Iterable[Measured]) -> dict[str, Any]:
-    """The answer as JSON has it, in bytes. A pool's total grows and shrinks with the other pools, unless it has a limit.
-    null is what is not known: of blocks that is all, until a KV block manager says how many it has.
+    """The answer as JSON has it, in bytes. A pool's total grows and shrinks with the other pools, unless it has a
+    limit. null is what is not known: of blocks that is all, until a KV block manager says how many it has.
     """
     return {"schema": SCHEMA, "processes": [_of_process(one) for one in processes]}
 

@@ -42,7 +42,11 @@ class HostCollector(Collector):
         )
         for state in STATES:
             families.add(
-                "pyalloc_exporter_pages", GAUGE, "stats pages on this host, by state", {"state": state}, look.pages[state]
+                "pyalloc_exporter_pages",
+                GAUGE,
+                "stats pages on this host, by state",
+                {"state": state},
+                look.pages[state],
             )
         for measured in look.processes:
             add_process(families, measured)

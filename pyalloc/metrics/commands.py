@@ -13,13 +13,13 @@ from typing import Any
 from .. import errors
 from . import DEFAULT_PORT, _need_client
 
-_EXAMPLES = """\
+_EXAMPLES = f"""\
 examples:
-  pyalloc exporter                          http://127.0.0.1:{port}/metrics and /health/capacity
+  pyalloc exporter                          http://127.0.0.1:{DEFAULT_PORT}/metrics and /health/capacity
   pyalloc exporter --addr 0.0.0.0           for a Prometheus on another host
   pyalloc exporter --once | promtool check metrics
 Shows this user's processes; run by root, everybody's.
-""".format(port=DEFAULT_PORT)
+"""
 
 
 def add_parser(commands: Any) -> None:
@@ -61,10 +61,13 @@ def _serve(port: int, addr: str) -> int:
     host, registry = Host(), CollectorRegistry()
     registry.register(HostCollector(host))
     stop = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # before there are threads: they inherit it
-    with start(port, addr, registry, lambda: capacity(host.look().processes)) as server:
-        print(f"pyalloc exporter: serving {server.url}", file=sys.stderr, flush=True)
-        signal.sigwait(stop)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # ahead of the threads, which inherit it
+    try:
+        with start(port, addr, registry, lambda: capacity(host.look().processes)) as server:
+            print(f"pyalloc exporter: serving {server.url}", file=sys.stderr, flush=True)
+            signal.sigwait(stop)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
 
 

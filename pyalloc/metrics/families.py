@@ -37,8 +37,8 @@ class Measured:
 
 
 class Families:
-    """Families by name, in the order in which they came. A family is what it was when it came first: a sample of another
-    kind is left out, and so is a second one of the same labels, since Prometheus would refuse the whole.
+    """Families by name, in the order in which they came. A family is what it was when it came first: a sample of
+    another kind is left out, and so is a second one of the same labels, since Prometheus would refuse the whole.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -118,10 +119,11 @@ def program_name(command_line: str) -> str:
     """
     words = command_line.split()
     scripts = [word for word in words if word.endswith(".py")]
+    modules = [after for option, after in pairwise(words) if option == "-m"]
     if scripts:
         name = scripts[0].rpartition("/")[2]
-    elif "-m" in words[:-1]:
-        name = words[len(words) - words[::-1].index("-m")] if words[-1] != "-m" else ""
+    elif modules:
+        name = modules[-1]
     else:
         name = words[0].rpartition("/")[2] if words else ""
     return name[:_LONGEST_NAME]

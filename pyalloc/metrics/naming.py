@@ -77,7 +77,9 @@ def _says_something(field: Field) -> bool:
 
 
 def _name(table: str, prefix: str, field: Field, counted: bool = False) -> tuple[str, float]:
-    stem = field.name.removesuffix(f"_{field.unit}")
+    stem = field.name
+    if counted or field.unit in _BASE_UNITS:
+        stem = stem.removesuffix(f"_{field.unit}")
     if field.kind == COUNTER and stem.endswith("_total"):
         # Without "_total" it would be the name of the gauge of what is there now.
         prefix, stem = "ever_", stem.removesuffix("_total")

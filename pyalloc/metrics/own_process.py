@@ -39,7 +39,9 @@ def _device(core: Library, number: int) -> Device | None:
     values: dict[str, Any] = {"device": number, "escapes": sum(core.escapes(number).values()), **_model(number)}
     for name, value in device_stats(number).items():
         if isinstance(value, dict):
-            values |= {f"{name}.{kind}.{figure}": one for kind, of_kind in value.items() for figure, one in of_kind.items()}
+            values |= {
+                f"{name}.{kind}.{figure}": one for kind, of_kind in value.items() for figure, one in of_kind.items()
+            }
         else:
             values[name] = value
     of_pools = (Pool({"device": number, "name": name, **figures}) for name, figures in pools.items())

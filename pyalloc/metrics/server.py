@@ -159,7 +159,9 @@ def _resolved(addr: str, port: int) -> tuple[socket.AddressFamily, tuple[str, in
 
 def _refusal(error: OSError, port: int, addr: str) -> errors.PyallocError:
     if error.errno == errno.EADDRINUSE:
-        return errors.StateError(f"port {port} of {addr} is taken by another program; choose another, or 0 for any free one")
+        return errors.StateError(
+            f"port {port} of {addr} is taken by another program; choose another, or 0 for any free one"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
         return errors.InvalidArgumentError(
             f"address {addr!r} is not one of this host's; expected one such as 127.0.0.1, ::1 or 0.0.0.0 (all)"

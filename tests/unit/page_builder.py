@@ -76,6 +76,7 @@ class PageBuilder:
         self.pools: list[dict[str, Any]] = [dict(POOL)]
         self.tags: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
+        self.described: dict[str, tuple[str, str]] = {}  # kind and unit of a field; others are gauges without one
         folder = user_folder(os.geteuid())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / f"{namespace}-{pid}-99"
@@ -87,7 +88,7 @@ class PageBuilder:
         process = {**self.process, **{f"{name}s": len(rows) for name, rows in tables.items()}}
         described, body = [], bytearray()
         for name, rows in {"process": [process], **tables}.items():
-            fields, stride = _fields(rows or [{"name": "", "kind": ""}])
+            fields, stride = _fields(rows or [{"name": "", "kind": ""}], self.described)
             capacity = LARGEST.get(name, 1)
             described.append(
                 {"name": name, "offset": len(body), "stride": stride, "capacity": capacity, "fields": fields}
@@ -135,7 +136,7 @@ class PageBuilder:
         self.die()
 
 
-def _fields(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+def _fields(rows: list[dict[str, Any]], described: dict[str, tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
     fields, stride = [], 0
     for name, value in rows[0].items():
         if isinstance(value, list):
@@ -146,9 +147,9 @@ def _fields(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
             kind, size = "text", 256
         else:
             kind, size = "int64", 8
-        fields.append(
-            {"name": name, "type": kind, "offset": stride, "bytes": size, "kind": "gauge", "unit": "", "help": ""}
-        )
+        place = {"name": name, "type": kind, "offset": stride, "bytes": size, "help": ""}
+        of_kind, unit = described.get(name, ("gauge", ""))
+        fields.append({**place, "kind": of_kind, "unit": unit})
         stride += size
     return fields, stride
 
