@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from .. import errors
 from .._native import Library, library
 from ..stats import device_stats
 from ..stats_page import Device, Field, Pool, Sample
@@ -18,8 +19,8 @@ def own_fields() -> dict[str, tuple[Field, ...]]:
 
 
 def own_process() -> Measured:
-    """What holds now, exact; walks the heaps, so not for a hot loop. Devices that are not in use are left out. Raises
-    DriverError when the driver cannot be asked, and LibraryError.
+    """What holds now, exact; walks the heaps, so not for a hot loop. Devices that are not in use are left out: all in a
+    child that was forked while they were. Raises DriverError when the driver cannot be asked, and LibraryError.
     """
     core = library()
     process: dict[str, Any] = {
@@ -33,7 +34,10 @@ def own_process() -> Measured:
 
 
 def _device(core: Library, number: int) -> Device | None:
-    ledger, pools = core.ledger(number)
+    try:
+        ledger, pools = core.ledger(number)
+    except errors.StateError:  # a forked child's
+        return None
     if not ledger["total"]:
         return None
     values: dict[str, Any] = {"device": number, "escapes": sum(core.escapes(number).values()), **_model(number)}

@@ -8,13 +8,34 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from prometheus_server import Server
 from support import need
 
 import pyalloc
 from pyalloc import _native, simgpu
+
+# Seconds that a Prometheus server scrapes under load; PYALLOC_SCRAPE_S=60 and pytest -s show a minute's figures.
+SCRAPE_S = int(os.environ.get("PYALLOC_SCRAPE_S", "8"))
+
+LOAD = """
+import random, sys, time
+from core_abi import MIB, Core
+import pyalloc
+core, live, choose = Core("memory:8GiB", ""), [], random.Random(int(sys.argv[1]))
+while True:
+    for _ in range(500):
+        if len(live) > 300:
+            core.free(live.pop(choose.randrange(len(live))))
+        with pyalloc.pool(choose.choice(("kv", "weights", "general", "workspace"))):
+            block = core.allocate(choose.choice((512, 100_000, 3 * MIB, 40 * MIB)))
+        if block:
+            live.append(block)
+    time.sleep(0.001)
+"""
 
 PROGRAM = """
 import json, os, sys, urllib.request
@@ -101,21 +122,22 @@ core.close()
 """
 
 
-@pytest.fixture(scope="module")
-def exposition(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the exporter says of PROGRAM, which has checked it."""
+def environment_of(folder: Path) -> dict[str, str]:
+    """Of a program of this file, whose pages are to lie in the folder."""
     try:
         _native.library_path()
         simgpu.library_directory()
     except pyalloc.LibraryError as error:
         need(False, str(error))
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYALLOC_SHARED_FOLDER": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def exposition(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the exporter says of PROGRAM, which has checked it."""
     folder = tmp_path_factory.mktemp("metrics")
+    environment = environment_of(folder)
     (folder / "program.py").write_text(PROGRAM)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parent),
-        "PYALLOC_SHARED_FOLDER": str(folder),
-    }
     command = [sys.executable, str(folder / "program.py"), str(folder / "metrics.txt")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -131,3 +153,50 @@ def test_promtool_finds_nothing_to_complain_of(exposition: Path) -> None:
     with exposition.open() as text:
         done = subprocess.run(["promtool", "check", "metrics"], stdin=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_prometheus_scrapes_the_exporter_under_load(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path)
+    (tmp_path / "load.py").write_text(LOAD)
+    exporter = subprocess.Popen(
+        [sys.executable, "-m", "pyalloc", "exporter", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    programs = [subprocess.Popen([sys.executable, str(tmp_path / "load.py"), str(n)], env=environment) for n in (1, 2)]
+    try:
+        assert exporter.stderr is not None
+        port = int(exporter.stderr.readline().split(":")[-1].split("/")[0])
+        with Server(tmp_path, port) as server:
+            server.wait_for('pyalloc_exporter_pages{state="read"} == 2')
+            begin = time.monotonic()
+            time.sleep(SCRAPE_S / 2)
+            programs[0].kill()  # between two scrapes, or in one
+            time.sleep(SCRAPE_S / 2)
+            window = f"{int(time.monotonic() - begin) + 1}s"
+
+            def figure(query: str) -> float:
+                (series,) = server.query(query.replace("WINDOW", window))
+                return float(series["value"][1])
+
+            scrapes, answered = figure("count_over_time(up[WINDOW])"), figure("sum_over_time(up[WINDOW])")
+            mean, most = (figure(f"{of}_over_time(scrape_duration_seconds[WINDOW])") for of in ("avg", "max"))
+            samples = figure("max_over_time(scrape_samples_scraped[WINDOW])")
+            rate = figure(f'rate(pyalloc_device_allocated_allocation_blocks_total{{pid="{programs[1].pid}"}}[WINDOW])')
+            print(
+                f"{window}: {scrapes:.0f} scrapes, {scrapes - answered:.0f} failed, of up to {samples:.0f} samples, "
+                f"{1e3 * mean:.1f} ms each, at most {1e3 * most:.1f}; {rate:,.0f} allocations a second in a program"
+            )
+            assert scrapes >= SCRAPE_S / 4
+            assert answered == scrapes
+            assert rate > 0
+            assert figure('pyalloc_exporter_pages{state="left_behind"}') == 1
+            assert figure('pyalloc_exporter_pages{state="unreadable"}') == 0
+            (target,) = server.ask("targets")["activeTargets"]
+            assert target["lastError"] == ""
+        assert "Traceback" not in server.log.read_text()
+        exporter.terminate()
+        assert exporter.wait(timeout=30) == 0
+        assert exporter.stderr.read() == ""
+    finally:
+        for process in (exporter, *programs):
+            process.kill()
+            process.wait()

@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
-import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from page_builder import PageBuilder
 from prometheus_client import CollectorRegistry
-from support import ROOT, need
+from prometheus_server import MONITORING, Server
+from support import need
 
-from pyalloc.metrics import DEFAULT_PORT
 from pyalloc.metrics.capacity import capacity
 from pyalloc.metrics.collectors import HostCollector, ProcessCollector
 from pyalloc.metrics.host import Host
 from pyalloc.metrics.naming import COUNTER
 from pyalloc.metrics.server import start
 
-MONITORING = ROOT / "examples" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
 VARIABLES = {"__rate_interval": "1m", "__range": "1h", "instance": ".*", "program": ".*", "pid": ".*", "device": ".*"}
 
@@ -107,49 +101,6 @@ def test_each_alert_comes_when_it_is_due() -> None:
         assert re.search(rf"alertname: {name}\n +exp_alerts", tested), f"{name} has no test"
 
 
-class Server:
-    """A Prometheus server with the example's configuration, which scrapes every second at a port of the test's."""
-
-    def __init__(self, folder: Path, exporter: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            self.port = unused.getsockname()[1]
-        text = (MONITORING / "prometheus.yml").read_text()
-        assert f'"127.0.0.1:{DEFAULT_PORT}"' in text
-        text = text.replace(f":{DEFAULT_PORT}", f":{exporter}").replace("15s", "1s")
-        (folder / "prometheus.yml").write_text(text)
-        shutil.copy(MONITORING / "alerts.yml", folder)
-        command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
-        self.log = folder / "prometheus.log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, f"--web.listen-address=127.0.0.1:{self.port}"], cwd=folder, stdout=log, stderr=log
-            )
-
-    def ask(self, path: str, **arguments: str) -> Any:
-        """What the server's API answers."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)["data"]
-
-    def query(self, text: str) -> list[dict[str, Any]]:
-        """The series of an instant query."""
-        found: list[dict[str, Any]] = self.ask("query", query=text)["result"]
-        return found
-
-    def wait_for(self, text: str, seconds: float = 60) -> list[dict[str, Any]]:
-        """The series of a query, as soon as there are any."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                if found := self.query(text):
-                    return found
-            except OSError:
-                pass  # it is still starting
-            time.sleep(0.2)
-        raise AssertionError(f"{text}: nothing after {seconds} s\n{self.log.read_text()[-4000:]}")
-
-
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PageBuilder:
     """A process, whose name and pool have what needs escaping."""
@@ -165,16 +116,11 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PageBuilder:
 
 @pytest.fixture
 def prometheus(tmp_path: Path, page: PageBuilder) -> Iterator[Server]:
-    need(shutil.which("prometheus"), "scraping needs a Prometheus server (Debian: prometheus)")
     host, registry = Host(), CollectorRegistry()
     registry.register(HostCollector(host))
-    with start(0, "127.0.0.1", registry, lambda: capacity(host.look().processes)) as exporter:
-        server = Server(tmp_path, exporter.port)
-        try:
-            yield server
-        finally:
-            server.process.terminate()
-            server.process.wait(timeout=30)
+    exporter = start(0, "127.0.0.1", registry, lambda: capacity(host.look().processes))
+    with exporter, Server(tmp_path, exporter.port) as server:
+        yield server
 
 
 def test_a_prometheus_server_scrapes_and_answers_every_query(prometheus: Server, page: PageBuilder) -> None:
