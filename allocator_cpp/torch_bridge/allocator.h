@@ -260,8 +260,14 @@ class Allocator final : public TorchAllocator {
   std::shared_ptr<void> getIpcDevPtr(std::string) override { unsupported(kIpc); }
 
   // Older torch releases lack these two, so `override` cannot be written; the checks below the class stand in for it.
-  c10::DataPtr allocateWithAddress(size_t, void*) {
-    unsupported("allocating at a given address (allocateWithAddress)");
+  c10::DataPtr allocateWithAddress(size_t bytes, void* address) {
+    if (bytes == 0) return allocate(0);
+    const c10::DeviceIndex device = current_device();
+    const Stream stream = stream_of(c10::cuda::getCurrentCUDAStream(device));
+    const pyalloc_status status = core->allocate_at(device, stream.handle, stream.flags, bytes, address);
+    if (status != PYALLOC_OK) raise_not_allocated(status, device, bytes);
+    report_allocated(address, device);
+    return {address, address, &delete_block, cuda_device(device)};
   }
   void attachOomRejectionObserver(Observer observer) { observers.attach(observers.rejection, std::move(observer)); }
 

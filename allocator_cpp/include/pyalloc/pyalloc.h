@@ -61,6 +61,9 @@ pyalloc_status pyalloc_shutdown(void);
 /* --- blocks --- */
 /* A block of at least `bytes`, aligned to 512 B, for use on `stream`. bytes 0 gives a null pointer and PYALLOC_OK. */
 pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags, size_t bytes, void** pointer);
+/* A block at this address: of memory that a block has left, on its stream, and that nothing has taken since. Nothing is moved for it, and
+ * nobody asked to make room; PYALLOC_INVALID_ARGUMENT where not all of it is free. */
+pyalloc_status pyalloc_allocate_at(int device, void* stream, uint32_t stream_flags, size_t bytes, void* address);
 typedef struct pyalloc_freed {
   int device;
   void* stream;
@@ -399,6 +402,7 @@ typedef struct pyalloc_api {
   pyalloc_status (*checkpoint_take)(int, pyalloc_pool_key, pyalloc_checkpoint**);
   void (*checkpoint_drop)(pyalloc_checkpoint*);
   pyalloc_status (*checkpoint_restore)(const pyalloc_checkpoint*, void*, pyalloc_block_fn, pyalloc_block_fn);
+  pyalloc_status (*allocate_at)(int, void*, uint32_t, size_t, void*);
 } pyalloc_api;
 /* Null when the library does not speak `version`. */
 const pyalloc_api* pyalloc_get_api(uint32_t version);

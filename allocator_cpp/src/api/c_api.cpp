@@ -348,6 +348,7 @@ const pyalloc_api* pyalloc_get_api(uint32_t version) {
       pyalloc_checkpoint_take,
       pyalloc_checkpoint_drop,
       pyalloc_checkpoint_restore,
+      pyalloc_allocate_at,
   };
   return version == PYALLOC_ABI_VERSION ? &table : nullptr;
 }

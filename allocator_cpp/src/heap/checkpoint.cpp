@@ -144,9 +144,15 @@ Status DeviceHeap::allocate_coarse_at(const SavedBlock& block) {
   return kOk;
 }
 
-Status Lane::allocate_at(const SavedBlock& block) {
+Status Lane::allocate_at(const SavedBlock& wanted, bool any_slab) {
   Lock lock(mutex_);
   NodeId id = kNoNode;
+  SavedBlock block = wanted;
+  if (const Slab* over = any_slab ? space_->slab_at(block.address) : nullptr;
+      over != nullptr && block.requested <= over->slot_bytes && over->slot_bytes - block.requested <= UINT16_MAX) {
+    block.slab_class = over->size_class;
+    block.allocated = over->slot_bytes;
+  }
   if (block.slab_class < 0) {
     Status status = heap_.place_in_lane_at(block, RangeState::kLive, id);
     if (status != kOk) return status;

@@ -208,6 +208,8 @@ class DeviceHeap {
   Status place_in_lane(Lane& lane, uint32_t units, uint32_t alignment, RangeState state, uint64_t requested,
                        NodeId& placed);
   Status place_in_lane_at(const SavedBlock& block, RangeState state, NodeId& placed);
+  // A block at this address of the space, which must be free (exact_address.cpp).
+  Status allocate_at(Space& space, uint64_t address, cuda::Stream stream, bool owned, size_t bytes);
   void uncommit_in_lane(Lane& lane, const Range& range);
   void free_later(PendingFree pending, uint64_t address, cuda::Stream stream);
   Status bad_free(uint64_t address);
@@ -278,6 +280,7 @@ class DeviceHeap {
   void add_live_blocks(Pool& pool, std::vector<SavedBlock>& blocks, int64_t& waiting);
   Status place_at(const SavedBlock& block, RangeState state, NodeId& placed);
   Status allocate_coarse_at(const SavedBlock& block);
+  bool free_for(Space& space, const SavedBlock& block);
 
   Status find_and_allocate(PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
   Lane* lane_of(Pool& pool, cuda::Stream stream, bool owned, bool arena);  // null: too many streams

@@ -40,7 +40,8 @@ class alignas(kOwnLines) Lane {
   Status allocate(size_t bytes, void** pointer, uint64_t birth = 0);  // bytes: from 1; to kLargestFine, but in an arena
   Status deallocate(uint64_t address, pyalloc_freed* freed);
   // At its old place, which is free (checkpoint.cpp).
-  Status allocate_at(const SavedBlock& block);
+  // any_slab: a slab over the address may be of any class that the block fits in.
+  Status allocate_at(const SavedBlock& block, bool any_slab = false);
   // The block is also used on another stream; its free will wait for that one.
   bool mark_recorded(uint64_t address);
   // The events of a pending slot or extent are complete.
