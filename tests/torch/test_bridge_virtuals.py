@@ -73,7 +73,16 @@ if hasattr(calls, "observe_rejections"):
     count = calls.rejected(ctypes.byref(bytes_))
     assert (count, bytes_.value) == (1, 3 << 30), (count, bytes_.value)
     calls.at_address.restype = ctypes.c_char_p
-    assert b"pyalloc does not support allocating at a given address" in calls.at_address(ctypes.c_void_p(x.data_ptr()))
+    assert b"not all of the memory there is free" in calls.at_address(ctypes.c_void_p(x.data_ptr()))
+    address = x.data_ptr()
+    del x
+    assert calls.at_address(ctypes.c_void_p(address)) is None
+    if hasattr(torch.UntypedStorage, "_resize_with_addr_"):
+        storage = torch.empty(5 << 20, dtype=torch.uint8, device="cuda").untyped_storage()
+        address = storage.data_ptr()
+        storage.resize_(0)
+        storage._resize_with_addr_(5 << 20, address)
+        assert storage.data_ptr() == address and torch.cuda.memory_allocated() >= 5 << 20
 """
 
 
