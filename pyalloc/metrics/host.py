@@ -29,6 +29,7 @@ STATES: Final = (READ, LEFT_BEHIND, BUSY, UNREADABLE)
 
 _FOLDER: Final = re.compile(r"pyalloc-([0-9]{1,10})")
 _LONGEST_NAME: Final = 64
+_MOST_FIELDS: Final = 1000  # of a table; a page that says more would fill Prometheus with series
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Host:
             if len(sample.devices) > MOST_DEVICES:
                 raise PageError(f"{path}: a damaged stats page: {len(sample.devices)} devices")
             fields = {table: page.fields(table) for table in ("process", "device", "pool")}
+            if any(len(of_table) > _MOST_FIELDS for of_table in fields.values()):
+                raise PageError(f"{path}: a damaged stats page: more than {_MOST_FIELDS} figures of one thing")
         return Measured(sample, fields, self._labels(sample, uid))
 
     def _labels(self, sample: Sample, uid: int) -> dict[str, str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _REQUEST_TIMEOUT_S: Final = 10  # a client that sends nothing keeps a thread so long
+_EXPECTED: Final = "expected one of this host's, such as 127.0.0.1, ::1 or 0.0.0.0 (all)"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -147,12 +148,12 @@ def _application(registry: CollectorRegistry, capacity: Callable[[], dict[str, A
 
 
 def _resolved(addr: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    if not isinstance(addr, str) or not addr:  # the resolver takes those for every address of the host
+        raise errors.InvalidArgumentError(f"address {addr!r}; {_EXPECTED}")
     try:
-        found = socket.getaddrinfo(addr, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError, TypeError) as error:
-        raise errors.InvalidArgumentError(
-            f"address {addr!r}: {error}; expected one of this host's, such as 127.0.0.1, ::1 or 0.0.0.0 (all)"
-        ) from error
+        found = socket.getaddrinfo(addr, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise errors.InvalidArgumentError(f"address {addr!r}: {error}; {_EXPECTED}") from error
     family, _, _, _, address = found[0]
     return family, (str(address[0]), port)
 
@@ -163,7 +164,5 @@ def _refusal(error: OSError, port: int, addr: str) -> errors.PyallocError:
             f"port {port} of {addr} is taken by another program; choose another, or 0 for any free one"
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return errors.InvalidArgumentError(
-            f"address {addr!r} is not one of this host's; expected one such as 127.0.0.1, ::1 or 0.0.0.0 (all)"
-        )
+        return errors.InvalidArgumentError(f"address {addr!r} is another host's; {_EXPECTED}")
     return errors.StateError(f"port {port} of {addr} cannot be had: {error.strerror}")

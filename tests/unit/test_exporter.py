@@ -122,6 +122,13 @@ def test_more_devices_than_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None
     assert page_states(series()) == {"read": 0, "left_behind": 0, "busy": 0, "unreadable": 1}
 
 
+def test_more_figures_than_there_can_be() -> None:
+    builder = page()
+    builder.devices[0] |= {f"figure_{number}": number for number in range(1000)}
+    builder.write()
+    assert page_states(series()) == {"read": 0, "left_behind": 0, "busy": 0, "unreadable": 1}
+
+
 def test_two_programs_that_describe_a_figure_differently() -> None:
     older, newer = page(1), page(2)
     newer.described |= {"margin": ("counter", "bytes")}

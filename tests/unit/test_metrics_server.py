@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exported_pages import alive, page
@@ -113,8 +114,12 @@ def test_a_port_is_free_after_close_and_in_a_forked_child(server: MetricsServer)
     [
         (["--port", "70000"], "port 70000; expected 0 (any) to 65535"),
         (["--port", "-1"], "port -1; expected"),
-        (["--port", "0", "--addr", "192.0.2.1"], "address '192.0.2.1' is not one of this host's; expected one such as"),
+        (
+            ["--port", "0", "--addr", "192.0.2.1"],
+            "address '192.0.2.1' is another host's; expected one of this host's, such as",
+        ),
         (["--port", "0", "--addr", "no.such.host.invalid"], "address 'no.such.host.invalid': "),
+        (["--port", "0", "--addr", ""], "address ''; expected one of this host's"),
         (["--port", "0", "--addr", "x" * 300], "expected one of this host's"),
     ],
 )
@@ -132,6 +137,12 @@ def test_a_port_that_is_taken(server: MetricsServer, capsys: pytest.CaptureFixtu
     with pytest.raises(pyalloc.StateError, match="is taken"):
         pyalloc.metrics.serve(server.port)
     assert get(server, "/metrics")[0] == 200
+
+
+@pytest.mark.parametrize(("port", "addr"), [(0, None), (0, b"127.0.0.1"), (0, ""), ("80", "127.0.0.1"), (True, "::1")])
+def test_an_argument_that_cannot_be(port: Any, addr: Any) -> None:
+    with pytest.raises(pyalloc.InvalidArgumentError, match="expected"):
+        pyalloc.metrics.serve(port, addr)
 
 
 def test_without_the_client_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,8 @@ def test_every_metric_named_is_exported() -> None:
         assert found <= exported, f"{path.name}: {sorted(found - exported)}"
         named |= found
     assert len(named) > 30
+    whole = {name for name in exported if "_rung_" in name or "process_oom_" in name}
+    assert whole <= named, "the panels of reasons and rungs show all there are"
     assert len(alert_queries()) == (MONITORING / "alerts.yml").read_text().count("- alert:")
 
 
