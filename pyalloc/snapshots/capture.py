@@ -73,34 +73,23 @@ def _device(core: Library, number: int, sites: Sites) -> DeviceSnapshot | None:
         if exact := _agree(account, names, segment_rows):
             break
     firsts = accumulate(segment_rows["blocks"], initial=0)
+    rows = (dict(zip(segment_rows, row, strict=True)) for row in zip(*segment_rows.values(), strict=True))
     segments = tuple(
-        Segment(
-            address=address,
-            bytes=size,
-            pool=names[pool],
-            large=bool(large),
-            stream=stream,
-            allocated=allocated,
-            active=active,
-            requested=requested,
-            first=first,
-            blocks=blocks,
-        )
-        for address, size, pool, large, stream, allocated, active, requested, blocks, first in zip(
-            *(segment_rows[name] for name in _SEGMENT), firsts, strict=False
-        )
+        Segment(**{**row, "pool": _name(names, row["pool"]), "large": bool(row["large"]), "first": first})
+        for row, first in zip(rows, firsts, strict=False)
     )
     return DeviceSnapshot(account, segments, _blocks(core, block_rows, sites), exact)
 
 
-_SEGMENT = ("address", "bytes", "pool", "large", "stream", "allocated", "active", "requested", "blocks")
+def _name(names: list[str], pool: int) -> str:
+    return names[pool] if pool < len(names) else "private"  # above the named ones: torch's MemPools and CUDA graphs
 
 
 def _agree(account: Ledger, names: list[str], rows: dict[str, list[int]]) -> bool:
     """Whether each pool's figures are the sums over its segments: both are of one moment, or of equal ones."""
-    sums = {name: [0, 0, 0] for name in names}
+    sums = {name: [0, 0, 0] for name in (*names, "private")}
     for pool, *figures in zip(rows["pool"], rows["bytes"], rows["allocated"], rows["requested"], strict=True):
-        of_pool = sums[names[pool]]
+        of_pool = sums[_name(names, pool)]
         of_pool[:] = [one + more for one, more in zip(of_pool, figures, strict=True)]
     return all([one.reserved, one.allocated, one.requested] == sums[one.name] for one in account.pools)
 

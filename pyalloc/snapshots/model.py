@@ -44,14 +44,17 @@ class Frame:
 class Segment:
     """A run of mapped memory of one pool; sizes in bytes.
 
-    large: it holds blocks over 1 MiB. stream: of its first block. allocated, requested: its live blocks, as rounded and
-    as asked for; active: live ones and those whose free waits for events. Its blocks lie in it end to end: `blocks` of
-    them, the first at place `first` of DeviceSnapshot.blocks.
+    pool: its name; "private" for torch's MemPools and CUDA graphs, and then key_first and key_second are torch's id of
+    the pool, else 0. large: it holds blocks over 1 MiB. stream: of its first block. allocated, requested: its live
+    blocks, as rounded and as asked for; active: live ones and those whose free waits for events. Its blocks lie in it
+    end to end: `blocks` of them, the first at place `first` of DeviceSnapshot.blocks.
     """
 
     address: int
     bytes: int
     pool: str
+    key_first: int
+    key_second: int
     large: bool
     stream: int
     allocated: int

@@ -47,7 +47,7 @@ def _segment(
         "requested_size": segment.requested,
         "stream": segment.stream,
         "segment_type": "large" if segment.large else "small",
-        "segment_pool_id": (0, 0),  # others mean CUDA graphs and MemPools to torch
+        "segment_pool_id": (segment.key_first, segment.key_second),
         "is_expandable": True,
         "pool": segment.pool,
         "frames": [{"name": f"pool {segment.pool}", "filename": "pyalloc", "line": 0}],

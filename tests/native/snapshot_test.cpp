@@ -41,13 +41,13 @@ std::string tag_name(int64_t tag) {
 struct Walk {
   Rows rows;
   static void on_segment(void* context, const pyalloc_segment_view* view) {
-    int pool = 0;
-    CHECK_EQ(pyalloc_find_pool(view->pool, 0, &pool), PYALLOC_OK);
+    int pool = -1;  // private pools are made in no order that this knows
+    if (std::strcmp(view->pool, "private") != 0) CHECK_EQ(pyalloc_find_pool(view->pool, 0, &pool), PYALLOC_OK);
     auto bytes = [](size_t size) { return static_cast<int64_t>(size); };
     static_cast<Walk*>(context)->rows.segments.push_back(
-        {static_cast<int64_t>(address(view->address)), bytes(view->bytes), pool, view->large,
-         static_cast<int64_t>(address(view->stream)), bytes(view->allocated), bytes(view->active),
-         bytes(view->requested), 0});
+        {static_cast<int64_t>(address(view->address)), bytes(view->bytes), pool, bytes(view->key.first),
+         bytes(view->key.second), view->large, static_cast<int64_t>(address(view->stream)), bytes(view->allocated),
+         bytes(view->active), bytes(view->requested), 0});
   }
   static void on_block(void* context, const pyalloc_block_view* view) {
     Walk& walk = *static_cast<Walk*>(context);

@@ -249,6 +249,34 @@ def test_a_leak_in_a_program_that_serves_is_found(run_on_simgpu: Run) -> None:
     assert "pool kv grew by 21.00 MiB in 21 blocks in 6 windows" in done.stderr
 
 
+def test_private_pools_are_there_under_torch_s_names_for_them(run_on_simgpu: Run, tmp_path: Path) -> None:
+    run_on_simgpu(
+        program(
+            """
+            import pickle, sys
+            from pyalloc.snapshots.torch_pickle import torch_pickle
+            pool = torch.cuda.MemPool()
+            outside = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+            with torch.cuda.use_mem_pool(pool), pyalloc.tag("in a pool"):
+                inside = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+            taken = pyalloc.snapshot()
+            (device,) = taken.devices
+            assert device.exact
+            (segment,) = [one for one in device.segments if one.pool == "private"]
+            assert (segment.key_first, segment.key_second) == tuple(pool.id)
+            (block,) = [one for one in device.blocks_of(segment) if one.state == "live"]
+            assert (block.requested, block.address, block.tag) == (5 << 20, inside.data_ptr(), "in a pool")
+            found = {tuple(one["segment_pool_id"]) for one in pickle.loads(torch_pickle(taken))["segments"]}
+            assert found == {(0, 0), tuple(pool.id)}
+            kinds = {change.kind.pool: change.bytes for change in pyalloc.diff(taken, pyalloc.snapshot()).pools}
+            assert kinds == {}
+            from pyalloc.snapshots.model import loads
+            assert loads(taken.dumps()) == taken
+            """
+        )
+    )
+
+
 @pytest.mark.skipif(ON_DEVICE, reason="makes the simulated driver fail")
 def test_a_snapshot_that_cannot_be_had_is_an_error_and_the_next_one_is_there(run_on_simgpu: Run) -> None:
     run_on_simgpu(
@@ -267,5 +295,6 @@ def test_a_snapshot_that_cannot_be_had_is_an_error_and_the_next_one_is_there(run
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
             """
-        )
+        ),
+        env={"PYALLOC_CONF": "maintenance:off,stats_page:off"},  # whose thread asks the driver as well
     )

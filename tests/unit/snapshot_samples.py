@@ -71,7 +71,9 @@ def snapshot_of(
         allocated = sum(size for size, _, state, _, _ in rows if state == "live")
         requested = sum(asked for _, asked, state, _, _ in rows if state == "live")
         reserved = address - begin
-        segments.append(Segment(begin, reserved, name, True, 0, allocated, allocated, requested, first, len(rows)))
+        segments.append(
+            Segment(begin, reserved, name, 0, 0, True, 0, allocated, allocated, requested, first, len(rows))
+        )
         blocks = len([row for row in rows if row[2] == "live"])
         of_pools.append(
             PoolStats(name, blocks, requested, requested, allocated, reserved, reserved, None, reserved, 0, 0, 0)

@@ -19,6 +19,8 @@ pyalloc_segment_row row_of(const SegmentCopy& one) {
   row.address = number(view.address);
   row.bytes = number(view.bytes);
   row.pool = one.pool;
+  row.key_first = static_cast<int64_t>(view.key.first);
+  row.key_second = static_cast<int64_t>(view.key.second);
   row.large = view.large;
   row.stream = number(view.stream);
   row.allocated = number(view.allocated);

@@ -18,6 +18,8 @@ function drawDevice(device) {
   const parts = ledger.pools
     .filter((pool) => pool.reserved > 0)
     .map((pool) => [pool.reserved, poolColour(device, pool.name), pool.name]);
+  const others = ledger.reserved - ledger.pools.reduce((sum, pool) => sum + pool.reserved, 0);
+  parts.push([others, OTHER, "MemPools and CUDA graphs"]);
   parts.push([ledger.shelf, "#c3b091", "shelf"], [ledger.outside, "#5d6673", "outside pyalloc"]);
   const shown = parts.filter(([size]) => size > 0);
   element("device-bar").replaceChildren(...shown.map(([size, colour, label]) => part(ledger.total, size, colour, label)));
