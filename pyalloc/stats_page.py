@@ -19,7 +19,7 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -327,8 +327,9 @@ class StatsPage:
         table = self._tables[name]
         if not isinstance(count, int) or not 0 <= count <= table.capacity:
             raise self._wrong(f"a damaged stats page: {count} records in the table {name}")
+        known = [field for field in table.fields if _is_as_known(name, field)]
         for index in range(count):
-            values = _record(tables, table.offset + index * table.stride, table.fields)
+            values = _record(tables, table.offset + index * table.stride, known)
             if unknown := [field for field, _ in _NEEDED[name] if values[field] is None]:
                 raise self._wrong(f"a damaged stats page: a record of the table {name} has no {unknown[0]}")
             yield values
@@ -345,7 +346,26 @@ _NEEDED: Final = {
 }
 
 
-def _record(tables: bytes, start: int, fields: tuple[Field, ...]) -> Record:
+# What is no number, by table. Whatever else a page has is a number, or is left out of records: who reads them need not
+# ask what a figure is.
+_TEXTS: Final = {
+    "process": {"program", "version", "last_oom"},
+    "device": {"name", "uuid"},
+    "pool": {"name"},
+    "tag": {"name"},
+    "event": {"kind", "pool"},
+}
+_CELLS: Final = {"pool": {"live_cells", "idle_cells"}}
+
+
+def _is_as_known(table: str, field: Field) -> bool:
+    expected = (
+        "text" if field.name in _TEXTS.get(table, ()) else "cells" if field.name in _CELLS.get(table, ()) else "number"
+    )
+    return expected == ("number" if field.type in ("int64", "stat") else field.type)
+
+
+def _record(tables: bytes, start: int, fields: Iterable[Field]) -> Record:
     values: Record = {}
     for field in fields:
         at = start + field.offset

@@ -112,7 +112,7 @@ def _map(row: Row, screen: Screen) -> list[Text]:
     for pool in pools:
         cells = int(pool.values["cells"])
         live, idle = pool.values.get("live_cells", b"")[:cells], pool.values.get("idle_cells", b"")[:cells]
-        width = max(1, round(room * pool.reserved / largest))
+        width = max(1, min(room, round(room * pool.reserved / largest)))
         drawn = strip(width, _stretched(live, width), _stretched(idle, width), screen.glyphs)
         lines.append(Text(f"{clean(pool.name)[:_MAP_LEFT]:<{_MAP_LEFT}} ") + drawn)
     return lines
@@ -160,7 +160,7 @@ def _refusals(row: Row, screen: Screen) -> list[Text]:
     if not row.process.ooms:
         return []
     reasons = [(name.removeprefix("oom_"), count(value)) for name, value in process.items() if name.startswith("oom_")]
-    message = Text(clean(str(process.get("last_oom", ""))), "red")
+    message = Text(clean(process.get("last_oom", "")), "red")
     return [Text(), Text("OUT OF MEMORY", "bold"), *_facts(reasons, screen.width), *_wrapped(message, screen.width)]
 
 

@@ -97,7 +97,8 @@ def ago(seconds: float) -> str:
 
 def bar(width: int, live: int, held: int, whole: int, glyphs: Glyphs, style: str) -> Text:
     """Live memory, what is held beyond it, and what is left of `whole`."""
-    whole = max(whole, held, 1)
+    live, held = max(0, live), max(0, held)
+    whole = max(whole, live, held, 1)
     filled = min(width, round(width * live / whole))
     if live > 0:
         filled = max(1, filled)

@@ -217,7 +217,7 @@ def event_lines(rows: Sequence[Row], width: int) -> list[Text]:
     columns: list[Column[tuple[Process, dict[str, Any]]]] = [
         Column("AGO", 4, lambda one, _: ago(time.time() - (one[1].get("unix_ms") or 0) / 1000)),
         Column("PID", 8, lambda one, _: str(one[0].pid)),
-        Column("GPU", 3, lambda one, _: str(one[1].get("device", "-"))),
+        Column("GPU", 3, lambda one, _: count(one[1].get("device"))),
         Column("EVENT", 9, lambda one, _: clean(one[1]["kind"]), right=False),
         Column("BYTES", 7, lambda one, _: size(one[1].get("bytes"))),
         Column("TIMES", 6, lambda one, _: count(one[1].get("times"))),

@@ -353,6 +353,37 @@ TEST(a_driver_that_does_not_answer) {
   }
 }
 
+TEST(private_pools_are_one_row) {
+  PageFolder folder;
+  Gpu gpu("memory:256MiB");
+  void* block = allocate(3 * kMiB);
+  std::vector<void*> blocks;
+  for (uint64_t number : {1, 2}) {
+    int pool = 0;
+    void* made = nullptr;
+    CHECK_EQ(pyalloc_private_pool_retain(0, {0, number}, &pool), PYALLOC_OK);
+    CHECK_EQ(pyalloc_allocate_in(0, pool, nullptr, PYALLOC_STREAM_OWNED, 5 * kMiB, &made), PYALLOC_OK);
+    blocks.push_back(made);
+  }
+  Page page = published();
+  auto last = static_cast<size_t>(pyalloc_pool_count());
+  CHECK_EQ(page.process().pools, static_cast<int64_t>(last + 1));
+  const pyalloc_page_pool& row = page.pool(last);
+  CHECK(std::strcmp(row.name, "private") == 0);
+  CHECK_EQ(row.blocks, int64_t{2});
+  CHECK_EQ(row.allocated, static_cast<int64_t>(10 * kMiB));
+  CHECK_EQ(row.peak, PYALLOC_PAGE_UNKNOWN);
+  CHECK(row.cells > 0);
+  int64_t reserved = 0;
+  for (size_t i = 0; i <= last; ++i) reserved += page.pool(i).reserved;
+  CHECK_EQ(reserved, page.device().reserved);
+  for (void* one : blocks) CHECK_EQ(deallocate(one), PYALLOC_OK);
+  for (uint64_t number : {1, 2}) CHECK_EQ(pyalloc_private_pool_release(0, {0, number}), PYALLOC_OK);
+  trim();
+  CHECK_EQ(published().process().pools, static_cast<int64_t>(last));
+  CHECK_EQ(deallocate(block), PYALLOC_OK);
+}
+
 TEST(several_devices) {
   PageFolder folder;
   Gpu gpu("memory:64MiB", "", 3);

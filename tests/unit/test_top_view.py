@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_builder import POOL, PageBuilder
+from page_builder import HEADER, POOL, PageBuilder
 
 from pyalloc.top import drawing, frame
-from pyalloc.top.model import Process, Selection
+from pyalloc.top.model import SORT_KEYS, Process, Selection, records
 from pyalloc.top.reading import Reader
 from pyalloc.top.view import VIEWS, Screen, table
 
@@ -290,3 +292,48 @@ def test_selection(reader: Reader) -> None:
     assert len(Selection(pids=frozenset({101, 103})).rows(processes)) == 2
     assert Selection(devices=frozenset({1})).rows(processes) == []
     assert len(Selection(text="SERVE_102").rows(processes)) == 1
+
+
+def spoil(content: bytes, table: int, field: int, kind: str) -> bytes:
+    """The page with a field of another type than it should be, in a description of the same length."""
+    head = HEADER.unpack_from(content)
+    description = content[head[5] : head[5] + head[6]]
+    described = json.loads(description)
+    fields = described["tables"][table]["fields"]
+    fields[field % len(fields)] |= {"type": kind, "bytes": 8}
+    text = json.dumps(described).encode()
+    return content[: head[5]] + text.ljust(len(description))[: len(description)] + content[head[7] :]
+
+
+def test_a_page_with_figures_of_any_kind_and_size_is_shown_or_refused(reader: Reader) -> None:
+    builder = program(101, lora_overflows=3, reserve=64 << 20)
+    builder.tags = [{"name": "request-1", "bytes": 5 << 20, "peak_bytes": 6 << 20, "blocks": 1, "allocations": 9}]
+    builder.events = [{"unix_ms": 1, "kind": "oom", "device": 0, "pool": "kv", "bytes": GIB, "times": 2}]
+    builder.process.update(oom_limit=2, last_oom="CUDA out of memory.", padding=" " * 200)
+    draw = random.Random(3)
+    extremes = (0, -1, 1, (1 << 63) - 1, -(1 << 63), -(1 << 63) + 1)
+    plain = [dict(row) for row in (builder.process, builder.devices[0], builder.pools[0], builder.tags[0])]
+    shown = 0
+    for round_number in range(150):
+        for row, was in zip(
+            (builder.process, builder.devices[0], builder.pools[0], builder.tags[0]), plain, strict=True
+        ):
+            row.update(was)
+            for name in draw.sample(sorted(row), 3):
+                if isinstance(row[name], int) and name not in ("pid", "device"):
+                    row[name] = draw.choice(extremes)
+        content = builder.content()
+        if round_number % 2:
+            content = spoil(content, draw.randrange(5), draw.randrange(40), draw.choice(("int64", "text", "cells")))
+        builder.write(content)
+        processes = reader.look()
+        json.dumps(records(Selection().rows(processes)))
+        for view in VIEWS:
+            text_of(processes, reader, Screen(width=150, view=view))
+        screen = Screen(width=90, height=70)
+        frame.press("enter", screen, processes)
+        text_of(processes, reader, screen)
+        for key in SORT_KEYS:
+            Selection(sort=key).rows(processes)
+        shown += bool(processes)
+    assert shown > 50

@@ -121,8 +121,9 @@ class DeviceHeap {
   // The whole device and its first `count` pools, all of one moment (ledger.cpp).
   Status get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count);
   // The same without what takes a walk or a driver call (survey.cpp): largest_free, largest_remapped, and of the ledger
-  // also free, outside and margin. Every pool's figures come from the moment that the ledger's do.
-  void get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_stats>& pools);
+  // also free, outside and margin. Every pool's figures come from the moment that the ledger's do; those of private
+  // pools are added up.
+  void get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_stats>& pools, pyalloc_pool_stats& private_pools);
   // What can still be had, of a ledger whose other figures are known.
   static int64_t margin_of(const pyalloc_ledger& ledger);
   // What a walk finds out, one space at a time, so that nobody waits for more than one space's.

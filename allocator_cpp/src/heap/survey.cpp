@@ -11,7 +11,8 @@ constexpr size_t kTriesForFree = 3;
 
 }  // namespace
 
-void DeviceHeap::get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_stats>& pools) {
+void DeviceHeap::get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_stats>& pools,
+                             pyalloc_pool_stats& private_pools) {
   while_all_locked([&] {
     for (PoolId id = 0; id < pools.size(); ++id) {
       pool_counts(id, pools[id]);
@@ -21,6 +22,9 @@ void DeviceHeap::get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_st
       pyalloc_pool_stats pool{};
       pool_counts(one->pool->id, pool);
       add_to(ledger, one->pool->id, pool);
+#define PYALLOC_POOL_FIELD(name, kind, unit, help) private_pools.name += pool.name;
+#include "pyalloc/pool_fields.def"
+#undef PYALLOC_POOL_FIELD
     }
     device_counts(ledger);
   });

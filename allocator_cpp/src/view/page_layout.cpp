@@ -1,7 +1,6 @@
 #include "view/page_layout.h"
 
 #include "base/json_text.h"
-#include "heap/pool_names.h"
 
 namespace pyalloc {
 namespace {
@@ -90,7 +89,7 @@ PageLayout::PageLayout(size_t devices) {
   place(device, sizeof(pyalloc_page_device), devices);
   place(tag, sizeof(pyalloc_page_tag), PYALLOC_PAGE_TAGS);
   place(event, sizeof(pyalloc_page_event), PYALLOC_PAGE_EVENTS);
-  place(pool, sizeof(pyalloc_page_pool), devices * kMostPools);
+  place(pool, sizeof(pyalloc_page_pool), devices * kPagePools);
 }
 
 std::string PageLayout::description() const {

@@ -3,9 +3,13 @@
 #include <cstddef>
 #include <string>
 
+#include "heap/pool_names.h"
 #include "pyalloc/stats_page.h"
 
 namespace pyalloc {
+
+// Pools of a device on a page: the named ones by their ids, and all private ones as one.
+constexpr size_t kPrivatePoolsOnPage = kMostPools, kPagePools = kMostPools + 1;
 
 // A table's place, from the beginning of the first, and how many records it has room for.
 struct PageTable {

@@ -190,25 +190,27 @@ void StatsPage::survey(DeviceHeap& heap) {
   if (ordinal >= surveyed_.size()) return;
   Surveyed& known = surveyed_[ordinal];
   if (known.pools.empty()) {
-    known.pools.resize(kMostPools);
+    known.pools.resize(kPagePools);
     set_device_names(known.device, heap.device());
   }
   auto found = std::make_unique<DeviceSurvey>();
   pyalloc_ledger ledger{};
   std::vector<pyalloc_pool_stats> pools(pool_count());
-  heap.get_figures(ledger, pools);
+  pyalloc_pool_stats private_pools{};
+  heap.get_figures(ledger, pools, private_pools);
   heap.survey(*found);
   known.device.surveyed_free = ledger.reserved - ledger.allocated - ledger.set_aside;
-  for (PoolId id = 0; id < pools.size(); ++id) known.pools[id].surveyed_free = pools[id].reserved - pools[id].allocated;
   known.device.largest_free = found->largest_free;
   known.device.largest_remapped = found->largest_remapped;
-  for (PoolId id = 0; id < kMostPools; ++id) {
-    const PoolSurvey& pool = found->pools[id];
-    known.pools[id].largest_free = pool.largest_free;
-    known.pools[id].largest_remapped = pool.largest_remapped;
-    known.pools[id].segments = pool.segments;
-    set_cells(known.pools[id], pool.slots, found->granule_bytes);
-  }
+  auto set = [&](pyalloc_page_pool& to, const PoolSurvey& pool, const pyalloc_pool_stats& stats) {
+    to.largest_free = pool.largest_free;
+    to.largest_remapped = pool.largest_remapped;
+    to.surveyed_free = stats.reserved - stats.allocated;
+    to.segments = pool.segments;
+    set_cells(to, pool.slots, found->granule_bytes);
+  };
+  for (PoolId id = 0; id < pools.size(); ++id) set(known.pools[id], found->pools[id], pools[id]);
+  set(known.pools[kPrivatePoolsOnPage], found->private_pools, private_pools);
   std::map<uint64_t, int64_t> sizes;
   heap.add_escapes(sizes);
   known.device.escapes = 0;
@@ -223,7 +225,8 @@ void StatsPage::add_device(DeviceHeap& heap) {
   const Surveyed& known = surveyed_[ordinal];
   pyalloc_ledger ledger{};
   std::vector<pyalloc_pool_stats> pools(pool_count());
-  heap.get_figures(ledger, pools);
+  pyalloc_pool_stats private_pools{};
+  heap.get_figures(ledger, pools, private_pools);
   ledger.largest_free = known.device.largest_free;
   ledger.largest_remapped = known.device.largest_remapped;
   // Who else holds memory changes slowly: what is free now follows from it.
@@ -249,18 +252,24 @@ void StatsPage::add_device(DeviceHeap& heap) {
 #define PYALLOC_LEDGER_FIELD(name, unit, help) device.name = ledger.name;
 #include "pyalloc/ledger_fields.def"
 #undef PYALLOC_LEDGER_FIELD
-  for (PoolId id = 0; id < pools.size(); ++id) {
-    pools[id].largest_free = known.pools[id].largest_free;
-    pools[id].largest_remapped = known.pools[id].largest_remapped;
-    auto& pool = record<pyalloc_page_pool>(layout_.pool, static_cast<size_t>(process().pools++));
-    pool = known.pools[id];
-    pool.device = heap.device();
-    pool.pool = id;
-    set_text(pool.name, pool_name(id));
-#define PYALLOC_POOL_FIELD(name, kind, unit, help) pool.name = pools[id].name;
+  for (PoolId id = 0; id < pools.size(); ++id) add_pool(heap.device(), id, pool_name(id), pools[id]);
+  if (private_pools.reserved == 0) return;
+  private_pools.peak = PYALLOC_PAGE_UNKNOWN;  // those of several pools were not at one time
+  add_pool(heap.device(), kPrivatePoolsOnPage, "private", private_pools);
+}
+
+void StatsPage::add_pool(int device, size_t number, const char* name, const pyalloc_pool_stats& stats) {
+  const pyalloc_page_pool& known = surveyed_[static_cast<size_t>(device)].pools[number];
+  auto& pool = record<pyalloc_page_pool>(layout_.pool, static_cast<size_t>(process().pools++));
+  pool = known;
+  pool.device = device;
+  pool.pool = static_cast<int64_t>(number);
+  set_text(pool.name, name);
+#define PYALLOC_POOL_FIELD(field, kind, unit, help) pool.field = stats.field;
 #include "pyalloc/pool_fields.def"
 #undef PYALLOC_POOL_FIELD
-  }
+  pool.largest_free = known.largest_free;
+  pool.largest_remapped = known.largest_remapped;
 }
 
 void StatsPage::add_tags() {

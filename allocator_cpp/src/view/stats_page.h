@@ -36,7 +36,7 @@ class StatsPage {
   // What of a device's records is renewed more seldom than the rest.
   struct Surveyed {
     pyalloc_page_device device{};
-    std::vector<pyalloc_page_pool> pools;  // by number
+    std::vector<pyalloc_page_pool> pools;  // kPagePools
   };
 
   void prepare(int devices);
@@ -44,6 +44,7 @@ class StatsPage {
   void survey(DeviceHeap& heap);
   void add_process(Ladder& ladder, bool survey);
   void add_device(DeviceHeap& heap);
+  void add_pool(int device, size_t number, const char* name, const pyalloc_pool_stats& stats);
   void add_tags();
   void add_events();
   void copy_to_file();
