@@ -110,3 +110,9 @@ def test_long_files_are_a_warning(check_layers: ModuleType, repo: Path, capsys: 
 
 def test_this_repository_is_clean(check_layers: ModuleType) -> None:
     assert check_layers.main(ROOT) == 0
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    # pytest imports them by their names: in one run the second would be an error.
+    names = [path.name for path in (ROOT / "tests").glob("*/test_*.py")]
+    assert sorted(names) == sorted(set(names))
