@@ -97,6 +97,7 @@ def include_flags(torch_include: Path) -> list[str]:
     return [f"-isystem{folder}" for folder in folders]
 
 
+@pytest.mark.complaint(2)
 def test_virtuals_that_only_cpp_calls(run_on_simgpu: Run, tmp_path: Path) -> None:
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import PYALLOC, Run
 
 PRELUDE = """
@@ -19,6 +20,7 @@ side = torch.cuda.Stream()
 """
 
 
+@pytest.mark.complaint(23)
 def test_a_pending_free_that_fits_is_waited_for(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         PRELUDE
@@ -44,6 +46,7 @@ for scope in (torch.cuda.device(0), torch.cuda.use_mem_pool(pool)):
     )
 
 
+@pytest.mark.complaint(26)
 def test_recorded_tensors_do_not_let_the_peak_grow(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         PRELUDE

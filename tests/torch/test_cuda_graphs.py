@@ -261,6 +261,7 @@ assert pyalloc.device_stats(0)["num_ooms"] == 1 and simgpu.simulation().violatio
     )
 
 
+@pytest.mark.complaint(27)
 def test_a_large_allocation_in_a_capture_unmaps_nothing(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         PRELUDE

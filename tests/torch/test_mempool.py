@@ -77,6 +77,7 @@ with torch.cuda.use_mem_pool(torch.cuda.MemPool(no_split=True)):
 
 
 @both
+@pytest.mark.complaint(10)
 def test_a_pool_that_dies_before_its_tensors(run_on_simgpu: Run, allocator: Mapping[str, str]) -> None:
     run_on_simgpu(
         PRELUDE
@@ -96,6 +97,7 @@ assert torch.cuda.memory_reserved() == 0 and torch.cuda.memory_snapshot() == []
     )
 
 
+@pytest.mark.complaint(8)
 def test_a_pool_is_served_by_virtual_memory(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         PRELUDE
@@ -112,6 +114,7 @@ assert torch.cuda.memory_reserved() == sum(s["total_size"] for s in segments) <=
     )
 
 
+@pytest.mark.complaint(11)
 def test_a_pool_reuses_its_own_memory_for_a_larger_tensor(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         PRELUDE
@@ -134,6 +137,7 @@ assert torch.cuda.memory_stats()["num_ooms"] == 0
 
 
 @both
+@pytest.mark.complaint(13)
 def test_another_threads_tensors_stay_out_of_the_pool(run_on_simgpu: Run, allocator: Mapping[str, str]) -> None:
     run_on_simgpu(
         PRELUDE
@@ -163,6 +167,7 @@ assert pools_of(tensors["plain"], tensors["own"], tensors["main"]) == [(0, 0), o
 
 
 @both
+@pytest.mark.complaint(15)
 def test_reserved_bytes_by_pool(run_on_simgpu: Run, allocator: Mapping[str, str]) -> None:
     run_on_simgpu(
         PRELUDE

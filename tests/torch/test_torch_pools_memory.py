@@ -144,6 +144,7 @@ def test_adapters_and_the_reserve(run_on_simgpu: Run) -> None:
     )
 
 
+@pytest.mark.complaint(8)
 def test_with_expandable_segments(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(
