@@ -166,7 +166,7 @@ TEST(handles_can_be_exported_and_reached_by_network_cards) {
   }
 }
 
-// What a device does not say it can do is left out; nothing else is lost (complaint row 42).
+// Complaint 42: what a device does not say it can do is left out; nothing else is lost.
 TEST(a_device_that_does_not_answer_is_used_without) {
   for (int64_t nth = 2; nth <= 3; ++nth) {  // the first asks for virtual memory management
     Gpu gpu("memory:64MiB");

@@ -210,3 +210,42 @@ def test_memory_stays_mapped_under_running_kernels(run_on_simgpu: Run, mode: str
         seed=seed,
         oracle=True,
     )
+
+
+@pytest.mark.complaint(43)
+def test_libraries_that_share_memory_by_themselves(run_on_simgpu: Run) -> None:
+    # cudaIpcGetMemHandle takes no mapped memory: refused, and nothing breaks. Such a library's buffers can come from a
+    # MemPool of an allocator that calls cudaMalloc.
+    run_on_simgpu(
+        program(
+            """
+            import ctypes
+            driver = ctypes.CDLL("libcuda.so.1")
+            handle = ctypes.create_string_buffer(64)
+
+            def share(tensor):
+                return driver.cuIpcGetMemHandle(handle, ctypes.c_uint64(tensor.data_ptr()))
+
+            @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+            def allocate(size, device, stream):
+                address = ctypes.c_uint64()
+                assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+                return address.value
+
+            @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+            def free(pointer, size, device, stream):
+                assert driver.cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
+
+            ours = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+            assert share(ours) != 0
+            assert torch.arange(1000).cuda().sum().is_cuda
+            torch.cuda.synchronize()
+            addresses = [ctypes.cast(one, ctypes.c_void_p).value for one in (allocate, free)]
+            pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*addresses))
+            with torch.cuda.use_mem_pool(pool):
+                theirs = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+            assert share(theirs) == 0 and bytes(handle) != bytes(64)
+            del theirs, pool
+            """
+        )
+    )
