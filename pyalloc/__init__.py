@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from .purpose_pools import pool as pool
     from .purpose_pools import pools as pools
     from .purpose_pools import reset_pool_peaks as reset_pool_peaks
+    from .sampled_stacks import SampledBlock as SampledBlock
+    from .sampled_stacks import sampled_blocks as sampled_blocks
     from .snapshots.capture import snapshot as snapshot
     from .snapshots.comparison import Difference as Difference
     from .snapshots.comparison import diff as diff
@@ -84,6 +86,7 @@ _PUBLIC = {
         "pools",
         "reset_pool_peaks",
     ),
+    "sampled_stacks": ("SampledBlock", "sampled_blocks"),
     "snapshots.capture": ("snapshot",),
     "snapshots.comparison": ("Difference", "diff"),
     "snapshots.leak_watch": ("Leak", "LeakWatch", "watch_leaks"),

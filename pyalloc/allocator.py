@@ -11,7 +11,19 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from . import _native, bridge_build, config, errors, instrumentation, plain, torch_options, torch_pools, unmapping
+from . import (
+    _native,
+    bridge_build,
+    config,
+    errors,
+    instrumentation,
+    plain,
+    sampled_stacks,
+    torch_dumps,
+    torch_options,
+    torch_pools,
+    unmapping,
+)
 from .config import Size, Switch
 
 _log = logging.getLogger("pyalloc")
@@ -81,6 +93,7 @@ def enable(
     predict_lifetimes: Switch | None = None,
     kv_large_threshold: Size | None = None,
     lora_overflow: Literal["general", "error"] | None = None,
+    sample_stacks: Size | None = None,
     instrument: Switch | None = None,
     control_socket: Switch | None = None,
 ) -> bool:
@@ -140,6 +153,7 @@ def enable(
             "predict_lifetimes": predict_lifetimes,
             "kv_large_threshold": kv_large_threshold,
             "lora_overflow": lora_overflow,
+            "sample_stacks": sample_stacks,
             "instrument": instrument,
             "control_socket": control_socket,
         }
@@ -254,6 +268,7 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
         if unmapping.registered():
             raise errors.StateError(unmapping.NOT_WITH_POOLS)
         torch_pools.install(library)
+        _say_what_is_not_sampled(values)
         return Enabled("pools", "mode:pools", arguments, text, values)
     _check_state()
     _read_torch_configuration()
@@ -265,6 +280,8 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
             if bridge_build.cuda_in_use(bridge):
                 raise errors.StateError(_CUDA_IN_USE)
             bridge_build.install_bridge(bridge, library.api())
+            sampled_stacks.start(bridge, int(values["sample_stacks"]))
+            torch_dumps.write_for_viewers()
             return Enabled("bridge", "", arguments, text, values)
         except errors.BridgeError as error:
             if required:
@@ -275,7 +292,13 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
     except RuntimeError as error:  # torch found its allocator in use
         raise errors.StateError(f"{_CUDA_IN_USE} ({error})") from error
     _log.warning("pyalloc runs without its torch bridge (%s): %s", reason, plain.LOST)
+    _say_what_is_not_sampled(values)
     return Enabled("plain", reason, arguments, text, values)
+
+
+def _say_what_is_not_sampled(values: dict[str, str]) -> None:
+    if values["sample_stacks"] != "0":
+        _log.warning("sample_stacks:%s has no effect without the torch bridge", values["sample_stacks"])
 
 
 def _read_torch_configuration() -> None:

@@ -172,6 +172,7 @@ def compile_command(goal: Target, compiler: list[str], key: str, output: Path) -
         "-Wl,--no-as-needed",
         "-lc10",
         "-lc10_cuda",
+        "-ltorch_cpu",
         "-ltorch_cuda",
     ]
 

@@ -2,81 +2,20 @@
 // message for what the core cannot do yet.
 //
 // The base class keeps a mutex and a hash map of blocks for its own allocate and free; none of them runs here. The hot
-// path (allocate, delete_block) is: the current device and stream from c10, a check that no private pool is open (or, in
-// a free, that no foreign block lives), one call of the core, two checks that reporting is off. No lock, no allocation. Torch calls every method from any thread. One instance exists, made by
+// path (blocks.h) is: the current device and stream from c10, a check that no private pool is open (or, in a free, that
+// no foreign block lives), one call of the core, three checks that nobody listens. No lock, no allocation. Torch calls
+// every method from any thread. One instance exists, made by
 // bridge.cpp, and it is never destroyed.
 #pragma once
 #include <atomic>
 
+#include "blocks.h"
 #include "checkpoint.h"
-#include "out_of_memory.h"
-#include "private_pools.h"
-#include "report.h"
-#include "snapshot.h"
-#include "stats.h"
+#include "history_snapshot.h"
 
 namespace pyalloc_bridge {
 
 using TorchAllocator = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
-
-// False between torch.cuda.memory.caching_allocator_enable(False) and (True): freed memory then goes straight back to
-// the driver.
-inline std::atomic<bool> caching{true};
-
-inline pyalloc_status free_block(void* pointer) {
-  if (C10_UNLIKELY(foreign_blocks.load(std::memory_order_relaxed) != 0) && free_foreign(pointer)) return PYALLOC_OK;
-  pyalloc_freed freed{};
-  const pyalloc_status status = core->deallocate(pointer, &freed);
-  if (status != PYALLOC_OK) return status;
-  if (C10_UNLIKELY(!caching.load(std::memory_order_relaxed))) core->trim(freed.device, nullptr);
-  report_freed(pointer, freed);
-  return PYALLOC_OK;
-}
-
-// The deleter of every DataPtr of ours; torch compares it by address. It must not throw: a bad free is counted by the
-// core and told once. In the wrong state the process is going down, and there is nothing to tell.
-inline void delete_block(void* pointer) noexcept {
-  try {
-    const pyalloc_status status = free_block(pointer);
-    if (C10_LIKELY(status == PYALLOC_OK) || status == PYALLOC_WRONG_STATE) return;
-    static std::atomic<bool> told{false};
-    if (!told.exchange(true))
-      log_line("a tensor's memory could not be freed (told once; see bad_frees)", core->last_error());
-  } catch (const std::exception& error) {
-    log_line("reporting a free failed", error.what());
-  }
-}
-
-[[noreturn]] inline void raise_not_allocated(pyalloc_status status, int device, size_t bytes) {
-  if (status == PYALLOC_OUT_OF_MEMORY) {
-    const std::string message = core->last_error();  // before reporting, which may call the core
-    rethrow_observer_error();
-    report_out_of_memory(bytes, device);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
-  }
-  TORCH_CHECK(false, core->last_error());
-}
-
-inline void* allocate_in_pool(const Route& route, Stream stream, size_t bytes) {
-  if (route.foreign != nullptr) return private_pools.allocate_foreign(route, stream.handle, bytes);
-  void* pointer = nullptr;
-  const pyalloc_status status =
-      core->allocate_in(route.device, route.number, stream.handle, stream.flags, bytes, &pointer);
-  if (status != PYALLOC_OK) raise_not_allocated(status, route.device, bytes);
-  report_allocated(pointer, route.device);
-  return pointer;
-}
-
-inline void* allocate_block(c10::DeviceIndex device, Stream stream, size_t bytes) {
-  if (C10_UNLIKELY(open_routes.load(std::memory_order_relaxed) != 0)) {
-    if (const auto route = private_pools.route(device, stream.handle)) return allocate_in_pool(*route, stream, bytes);
-  }
-  void* pointer = nullptr;
-  const pyalloc_status status = core->allocate(device, stream.handle, stream.flags, bytes, &pointer);
-  if (C10_UNLIKELY(status != PYALLOC_OK)) raise_not_allocated(status, device, bytes);
-  report_allocated(pointer, device);
-  return pointer;
-}
 
 class Allocator final : public TorchAllocator {
  public:
@@ -90,7 +29,7 @@ class Allocator final : public TorchAllocator {
   // --- life ---
   void init(int device_count) override {
     check(core->init(device_count));
-    device_count_ = device_count;
+    pyalloc_bridge::device_count = device_count;
     initialized_ = true;
   }
   bool initialized() override { return initialized_; }
@@ -155,16 +94,16 @@ class Allocator final : public TorchAllocator {
   void emptyCache(Pool pool) override {
     if (!initialized_) return;
     if (pool == Pool{0, 0}) return check(core->trim(-1, nullptr));
-    for (int device = 0; device < device_count_; ++device) {
+    for (int device = 0; device < device_count.load(); ++device) {
       const pyalloc_status status = core->private_pool_trim(device, key_of(pool), nullptr);
       if (status != PYALLOC_WRONG_STATE) check(status);  // a MemPool's destructor may not throw
     }
   }
   void enable(bool value) override {
-    caching.store(value, std::memory_order_relaxed);
+    watch(kUncached, !value);
     if (!value) emptyCache({0, 0});
   }
-  bool isEnabled() const override { return caching.load(std::memory_order_relaxed); }
+  bool isEnabled() const override { return !watches(kUncached); }
 
   // The largest block worth asking for: what the driver has free, plus our idle memory, which can be remapped into one
   // run; or a run that is free as it is.
@@ -188,7 +127,7 @@ class Allocator final : public TorchAllocator {
   }
   void resetPeakStats(c10::DeviceIndex device) override { check(core->reset_peak_stats(device)); }
   void resetAccumulatedStats(c10::DeviceIndex device) override { check(core->reset_accumulated_stats(device)); }
-  cca::SnapshotInfo snapshot(Pool pool, bool) override { return take_snapshot(device_count_, pool); }
+  cca::SnapshotInfo snapshot(Pool pool, bool include_traces) override { return take_snapshot(pool, include_traces); }
   // Torch's kind of growing segment does not exist here.
   std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { return {}; }
   void attachOutOfMemoryObserver(Observer observer) override {
@@ -215,14 +154,21 @@ class Allocator final : public TorchAllocator {
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
   }
 
-  // --- allocation history: said to be off ---
-  bool isHistoryEnabled() override { return false; }
-  void recordHistory(bool enabled, cca::CreateContextFn, size_t, cca::RecordContext, bool,
-                     const std::vector<std::string>&) override {
-    if (enabled) unsupported("recording memory history (torch.cuda.memory._record_memory_history)");
+  // --- allocation history ---
+  bool isHistoryEnabled() override { return watches(kHistory); }
+  void recordHistory(bool enabled, cca::CreateContextFn gather, size_t most, cca::RecordContext when, bool clear,
+                     const std::vector<std::string>& skip) override {
+    History::instance().record(enabled, gather, most, when, clear, skip);
   }
-  void attachAllocatorTraceTracker(cca::AllocatorTraceTracker) override {
-    unsupported("allocation trace trackers (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK)");
+  void attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) override {
+    History::instance().attach(std::move(tracker));
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& facts) override {
+    if (watches(kHistory)) History::instance().stages.add(facts);
+  }
+  void pushCompileContext(std::string& text) override { compile_contexts.push_back(text); }
+  void popCompileContext() override {
+    if (!compile_contexts.empty()) compile_contexts.pop_back();
   }
 
   // --- private pools: MemPool, CUDA graphs ---
@@ -259,26 +205,27 @@ class Allocator final : public TorchAllocator {
   cca::ShareableHandle shareIpcHandle(void*) override { unsupported(kIpc); }
   std::shared_ptr<void> getIpcDevPtr(std::string) override { unsupported(kIpc); }
 
-  // Older torch releases lack these two, so `override` cannot be written; the checks below the class stand in for it.
+  // Older torch releases lack these, so `override` cannot be written; the checks below the class stand in for it.
   c10::DataPtr allocateWithAddress(size_t bytes, void* address) {
     if (bytes == 0) return allocate(0);
     const c10::DeviceIndex device = current_device();
     const Stream stream = stream_of(c10::cuda::getCurrentCUDAStream(device));
     const pyalloc_status status = core->allocate_at(device, stream.handle, stream.flags, bytes, address);
     if (status != PYALLOC_OK) raise_not_allocated(status, device, bytes);
-    report_allocated(address, device);
+    tell_allocated(address, device, bytes);
     return {address, address, &delete_block, cuda_device(device)};
   }
   void attachOomRejectionObserver(Observer observer) { observers.attach(observers.rejection, std::move(observer)); }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) { return stack_of(pointer); }
+  bool supportsUserMetadata() { return true; }
+  void setUserMetadata(const std::string& text) { user_metadata = text; }
+  std::string getUserMetadata() { return user_metadata; }
+  void annotateMemory(const void* pointer, const std::string& text) { annotate(pointer, text); }
 
  private:
-  // torch's own default is right for: getMemoryInfo copy_data is_simple_data_ptr getContextForPointer
-  // supportsUserMetadata setUserMetadata getUserMetadata annotateMemory recordAnnotation pushCompileContext
-  // popCompileContext markCaptureBegin markCaptureEnd. `pyalloc doctor` reports the virtuals of the installed torch
-  // that this file does not name.
+  // torch's own default is right for: getMemoryInfo copy_data is_simple_data_ptr markCaptureBegin markCaptureEnd.
+  // `pyalloc doctor` reports the virtuals of the installed torch that this file does not name.
   static constexpr const char* kIpc = "sharing CUDA tensors between processes (CUDA IPC)";
-
-  std::atomic<int> device_count_{0};
 };
 
 // Where this torch has the virtual, our method must have its signature, or it would stand beside it instead of
@@ -286,12 +233,16 @@ class Allocator final : public TorchAllocator {
 template <class Base>
 constexpr bool overrides_newer_virtuals() {
   bool same = true;
-  if constexpr (requires { &Base::allocateWithAddress; }) {
-    same = same && std::is_same_v<decltype(&Base::allocateWithAddress), c10::DataPtr (Base::*)(size_t, void*)>;
-  }
-  if constexpr (requires { &Base::attachOomRejectionObserver; }) {
-    same = same && std::is_same_v<decltype(&Base::attachOomRejectionObserver), void (Base::*)(Observer)>;
-  }
+#define PYALLOC_SAME(name, ...) \
+  if constexpr (requires { &Base::name; }) same = same && std::is_same_v<decltype(&Base::name), __VA_ARGS__>;
+  PYALLOC_SAME(allocateWithAddress, c10::DataPtr (Base::*)(size_t, void*))
+  PYALLOC_SAME(attachOomRejectionObserver, void (Base::*)(Observer))
+  PYALLOC_SAME(getContextForPointer, std::shared_ptr<c10::GatheredContext> (Base::*)(const void*))
+  PYALLOC_SAME(supportsUserMetadata, bool (Base::*)())
+  PYALLOC_SAME(setUserMetadata, void (Base::*)(const std::string&))
+  PYALLOC_SAME(getUserMetadata, std::string (Base::*)())
+  PYALLOC_SAME(annotateMemory, void (Base::*)(const void*, const std::string&))
+#undef PYALLOC_SAME
   return same;
 }
 static_assert(overrides_newer_virtuals<cca::CUDAAllocator>(), "a virtual of this torch changed its signature");

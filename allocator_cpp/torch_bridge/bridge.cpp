@@ -58,3 +58,17 @@ PYALLOC_BRIDGE_API const char* pyalloc_bridge_install(const pyalloc_api* api) {
   }
   return message.c_str();
 }
+
+// Keeps the stack of one block for about every so many bytes allocated; 0: of none.
+PYALLOC_BRIDGE_API void pyalloc_bridge_sample_stacks(uint64_t bytes) { pyalloc_bridge::samples.every(bytes); }
+
+// The live sampled blocks as JSON (samples.h); returns the length it needs, without the final 0.
+PYALLOC_BRIDGE_API size_t pyalloc_bridge_samples_json(char* buffer, size_t capacity) {
+  const std::string text = pyalloc_bridge::samples.json();
+  if (capacity != 0) {
+    const size_t fits = std::min(text.size(), capacity - 1);
+    text.copy(buffer, fits);
+    buffer[fits] = '\0';
+  }
+  return text.size();
+}

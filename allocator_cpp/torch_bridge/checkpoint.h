@@ -1,9 +1,11 @@
 // Torch's graph trees (torch.compile with mode="reduce-overhead"): which blocks of a pool are live, and the way back to
-// those that were at a checkpoint, at the same addresses. The core does it; here its answers become torch's types.
+// those that were at a checkpoint, at the same addresses. The core does it; here its answers become torch's types, and
+// are told to whoever listens.
 #pragma once
 #include <exception>
 #include <unordered_set>
 
+#include "blocks.h"
 #include "private_pools.h"
 
 namespace pyalloc_bridge {
@@ -24,13 +26,13 @@ inline std::shared_ptr<cca::AllocatorState> take_checkpoint(c10::DeviceIndex dev
 
 // The blocks that the core tells of. An exception may not cross its C frames.
 struct BlockList {
-  std::vector<void*> pointers;
+  std::vector<pyalloc_block_view> blocks;
   std::exception_ptr error;
 
   static void add(void* context, const pyalloc_block_view* view) {
     auto* list = static_cast<BlockList*>(context);
     try {
-      if (!list->error) list->pointers.push_back(view->address);
+      if (!list->error) list->blocks.push_back(*view);
     } catch (...) {
       list->error = std::current_exception();
     }
@@ -58,9 +60,11 @@ inline cca::CheckpointDelta restore_checkpoint(c10::DeviceIndex device,
   for (const std::exception_ptr& error : {restored.freed.error, restored.allocated.error})
     if (error) std::rethrow_exception(error);
   cca::CheckpointDelta delta;
-  delta.ptrs_freed = std::move(restored.freed.pointers);
-  for (void* pointer : restored.allocated.pointers)
-    delta.dataptrs_allocd.emplace_back(pointer, pointer, deleter, cuda_device(device));
+  for (const pyalloc_block_view& one : restored.freed.blocks) delta.ptrs_freed.push_back(one.address);
+  for (const pyalloc_block_view& one : restored.allocated.blocks)
+    delta.dataptrs_allocd.emplace_back(one.address, one.address, deleter, cuda_device(device));
+  if (C10_UNLIKELY(watched.load(std::memory_order_relaxed) != 0))
+    note_restored(restored.freed.blocks, restored.allocated.blocks);
   return delta;
 }
 
@@ -68,8 +72,9 @@ inline bool only_live(c10::DeviceIndex device, Pool pool, const std::unordered_s
   BlockList live;
   check(core->private_pool_blocks(device, key_of(pool), &live, &BlockList::add));
   if (live.error) std::rethrow_exception(live.error);
-  return live.pointers.size() == expected.size() &&
-         std::all_of(live.pointers.begin(), live.pointers.end(), [&](void* one) { return expected.count(one) != 0; });
+  return live.blocks.size() == expected.size() &&
+         std::all_of(live.blocks.begin(), live.blocks.end(),
+                     [&](const pyalloc_block_view& one) { return expected.count(one.address) != 0; });
 }
 
 }  // namespace pyalloc_bridge

@@ -6,6 +6,7 @@
 #pragma once
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <atomic>
 #include <cstdio>
 
 #include "pyalloc/pyalloc.h"
@@ -13,6 +14,7 @@
 namespace pyalloc_bridge {
 
 inline const pyalloc_api* core = nullptr;
+inline std::atomic<int> device_count{0};  // torch's, from the allocator's init() on
 
 // Turns a refused call into the RuntimeError that torch's users expect, with the core's own line.
 inline void check(pyalloc_status status) { TORCH_CHECK(status == PYALLOC_OK, core->last_error()); }

@@ -1,5 +1,5 @@
 // Torch's two hooks on running out of memory: the free-memory callbacks (the CUDA IPC collector is one), which the core
-// runs on its ladder, and the observers, which it tells before the error is returned.
+// runs on its ladder, and the observers, which it tells before the error is returned; the history is told first.
 //
 // The core calls both with no lock held, from C: an exception may not pass. One thrown by an observer is kept for the
 // thread and replaces the out-of-memory error, as it would with torch's own allocator; one thrown by a callback is
@@ -8,6 +8,7 @@
 #include <exception>
 #include <mutex>
 
+#include "history.h"
 #include "stats.h"
 
 namespace pyalloc_bridge {
@@ -36,6 +37,11 @@ inline thread_local std::exception_ptr observer_error;
 inline void observe_out_of_memory(void*, int device, size_t bytes, size_t device_total, size_t device_free,
                                   int rejected_by_limit) {
   try {
+    if (watches(kHistory | kTrackers)) {  // first: an observer may want to save it
+      History& history = History::instance();
+      cudaStream_t stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
+      history.device(device).out_of_memory(bytes, device_free, stream, history.context(RecordContext::STATE));
+    }
     for (const Observer& observer : observers.copy(observers.out_of_memory))
       observer(device, bytes, device_total, device_free);
     if (rejected_by_limit == 0) return;

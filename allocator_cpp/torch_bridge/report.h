@@ -18,10 +18,9 @@ inline void report_allocated(void* pointer, int device) {
     (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
   }
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    pyalloc_block_info info{};
-    info.size = sizeof info;
-    check(core->find_block(pointer, &info));
-    report_usage(pointer, static_cast<int64_t>(info.allocated), device);
+    pyalloc_block_view block{};
+    check(core->block_at(pointer, &block, nullptr));
+    report_usage(pointer, static_cast<int64_t>(block.bytes), device);
   }
 }
 

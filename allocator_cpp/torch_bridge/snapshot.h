@@ -1,5 +1,5 @@
-// The live heap as torch's SnapshotInfo, behind torch.cuda.memory_snapshot() and memory_viz: segments in address order,
-// each with its blocks without gaps. Allocation history is not recorded, so the traces stay empty.
+// The live heap as torch's SegmentInfo: segments in address order, each with its blocks without gaps; and the settings
+// that a snapshot carries.
 #pragma once
 #include <exception>
 
@@ -72,17 +72,11 @@ void fill_settings(Settings& settings) {
   if constexpr (requires { settings.max_cached_size; }) settings.max_cached_size = Common::pinned_max_cached_size();
 }
 
-inline SnapshotInfo take_snapshot(int device_count, Pool only) {
-  SnapshotInfo snapshot{};  // value-initialised: torch exports every field
-  fill_settings(snapshot.config_metadata);
-  snapshot.device_traces.resize(static_cast<size_t>(device_count));
-  for (int device = 0; device < device_count; ++device) {
-    SnapshotWalk walk{snapshot.segments, only, false, nullptr};
-    check(core->snapshot(device, &walk, &add_segment, &add_block));
-    if (walk.error) std::rethrow_exception(walk.error);
-  }
-  add_foreign_segments(snapshot.segments, only);
-  return snapshot;
+// `only`: of this pool alone; (0, 0): of all.
+inline void append_segments(int device, Pool only, std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments) {
+  SnapshotWalk walk{segments, only, false, nullptr};
+  check(core->snapshot(device, &walk, &add_segment, &add_block));
+  if (walk.error) std::rethrow_exception(walk.error);
 }
 
 }  // namespace pyalloc_bridge

@@ -1,4 +1,4 @@
-"""Which stack allocated which block, as far as torch's memory history has recorded it."""
+"""Which stack allocated which block, as far as torch's memory history has recorded it, or it was sampled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from .. import sampled_stacks
 from .model import Frame
 
 Sites = Mapping[int, tuple[Frame, ...]]  # by the address of a live block
@@ -13,14 +14,14 @@ _MOST_FRAMES = 64
 
 
 def call_sites() -> Sites:
-    """The stacks of this process's live blocks; empty while torch records no history, or cannot under this
-    registration.
+    """The stacks of this process's live blocks; empty while torch records no history and none is sampled, or under a
+    registration that cannot.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
     try:
-        if not torch._C._cuda_isHistoryEnabled():
+        if not torch._C._cuda_isHistoryEnabled() and not sampled_stacks.sampling():
             return {}
         taken: dict[str, Any] = torch.cuda.memory._snapshot()
     except (AttributeError, RuntimeError):  # plain registration, or a torch that has no such thing

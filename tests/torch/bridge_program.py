@@ -20,6 +20,6 @@ def raises(kind, text, call):
 """
 
 
-def program(text: str) -> str:
+def program(*parts: str) -> str:
     """A program that starts with pyalloc enabled through its bridge."""
-    return PRELUDE + textwrap.dedent(text)
+    return PRELUDE + "".join(textwrap.dedent(part) for part in parts)

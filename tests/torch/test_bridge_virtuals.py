@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from cpp_calls import compile_calls, include_flags
 from support import ROOT, need
 
 OLD_TORCH = "2.11.0"
@@ -23,7 +24,7 @@ import pyalloc
 assert pyalloc.enable(bridge="require")
 import torch
 calls = ctypes.CDLL(sys.argv[1])
-for name in ("base_allocation", "identity", "share_ipc", "open_ipc", "track"):
+for name in ("base_allocation", "identity", "share_ipc", "open_ipc"):
     getattr(calls, name).restype = ctypes.c_char_p
 calls.largest_block.restype = ctypes.c_size_t
 
@@ -58,7 +59,7 @@ assert calls.holds() == 0, "torch's free-memory callbacks were not asked"
 assert pyalloc.device_stats(0)["rung_callbacks"] == 1 and pyalloc.device_stats(0)["rung_reclaimers"] == 0
 
 assert calls.record_foreign() == 1
-for message in (calls.share_ipc(ctypes.c_void_p(x.data_ptr())), calls.open_ipc(), calls.track()):
+for message in (calls.share_ipc(ctypes.c_void_p(x.data_ptr())), calls.open_ipc()):
     assert b"pyalloc does not support" in message, message
 
 if hasattr(calls, "observe_rejections"):
@@ -86,29 +87,13 @@ if hasattr(calls, "observe_rejections"):
 """
 
 
-def include_flags(torch_include: Path) -> list[str]:
-    """What a compiler needs to read torch's CUDA headers, as the bridge is compiled."""
-    from pyalloc import bridge_build
-
-    goal = bridge_build.target()
-    folders = [torch_include, goal.headers.include]
-    if goal.headers.needs_shim:
-        folders.append(goal.sources.folder / "crt_shim")
-    return [f"-isystem{folder}" for folder in folders]
-
-
 @pytest.mark.complaint(2)
 def test_virtuals_that_only_cpp_calls(run_on_simgpu: Run, tmp_path: Path) -> None:
     import torch
 
-    need(shutil.which("c++"), "needs a C++ compiler")
-    folder = Path(torch.__file__).parent
-    newer = "attachOomRejectionObserver" in (folder / "include/c10/cuda/CUDACachingAllocator.h").read_text()
-    library = tmp_path / "libvirtual_calls.so"
-    command = ["c++", "-std=c++20", "-shared", "-fPIC", *include_flags(folder / "include")]
-    command += [f"-DTORCH_HAS_REJECTION_OBSERVER={int(newer)}", str(Path(__file__).with_name("virtual_calls.cpp"))]
-    command += ["-o", str(library), f"-L{folder / 'lib'}", "-Wl,--no-as-needed", "-lc10", "-lc10_cuda", "-ltorch_cuda"]
-    subprocess.run(command, check=True)
+    header = Path(torch.__file__).parent / "include/c10/cuda/CUDACachingAllocator.h"
+    newer = "attachOomRejectionObserver" in header.read_text()
+    library = compile_calls("virtual_calls", tmp_path, f"-DTORCH_HAS_REJECTION_OBSERVER={int(newer)}")
     run_on_simgpu(PROGRAM, args=[str(library)])
 
 

@@ -88,10 +88,6 @@ const char* open_ipc() {
   return message_of([] { cca::getIpcDevPtr("handle"); });
 }
 
-const char* track() {
-  return message_of([] { cca::attachAllocatorTraceTracker([](const cca::TraceEntry&) {}); });
-}
-
 static long rejections = 0, rejected_bytes = 0;
 long rejected(long* bytes) {
   *bytes = rejected_bytes;

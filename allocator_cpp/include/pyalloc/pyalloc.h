@@ -247,7 +247,7 @@ typedef struct pyalloc_segment_view {
   void* address;
   size_t bytes;
   size_t allocated, active, requested;
-  void* stream;         /* of its first block */
+  void* stream;         /* whose blocks they are; null where blocks of all streams lie. A segment keeps it for life. */
   pyalloc_pool_key key; /* of a private pool; zeros */
 } pyalloc_segment_view;
 typedef struct pyalloc_block_view {
@@ -297,6 +297,19 @@ void pyalloc_checkpoint_drop(pyalloc_checkpoint* checkpoint);
  * (may be null) are told each block, some of both. Nobody else may use the pool meanwhile. Refused once the pool was given up. */
 pyalloc_status pyalloc_checkpoint_restore(const pyalloc_checkpoint* checkpoint, void* context, pyalloc_block_fn freed,
                                           pyalloc_block_fn allocated);
+
+/* --- one address: what allocation history asks of each block --- */
+typedef struct pyalloc_owner {
+  int device;
+  int pool;
+  pyalloc_pool_key key; /* of a private pool; zeros */
+  void* stream;         /* whose blocks alone lie in that address space; null: blocks of all streams */
+} pyalloc_owner;
+/* Whose address space an address lies in, mapped or not. PYALLOC_UNKNOWN_POINTER for nobody's, and where caching is off. */
+pyalloc_status pyalloc_owner_of(const void* address, pyalloc_owner* owner);
+/* The block that starts at `address`, live or freed and waiting for an event; `owner` may be null. Constant time, where
+ * pyalloc_find_block walks the segment. */
+pyalloc_status pyalloc_block_at(const void* address, pyalloc_block_view* block, pyalloc_owner* owner);
 
 /* --- when memory runs out --- */
 /* Called on the ladder with no lock held, highest priority first, until one suffices; returns bytes freed: 0 for nothing,
@@ -403,6 +416,9 @@ typedef struct pyalloc_api {
   void (*checkpoint_drop)(pyalloc_checkpoint*);
   pyalloc_status (*checkpoint_restore)(const pyalloc_checkpoint*, void*, pyalloc_block_fn, pyalloc_block_fn);
   pyalloc_status (*allocate_at)(int, void*, uint32_t, size_t, void*);
+  pyalloc_status (*block_at)(const void*, pyalloc_block_view*, pyalloc_owner*);
+  pyalloc_status (*owner_of)(const void*, pyalloc_owner*);
+  const char* (*pool_name)(int);
 } pyalloc_api;
 /* Null when the library does not speak `version`. */
 const pyalloc_api* pyalloc_get_api(uint32_t version);

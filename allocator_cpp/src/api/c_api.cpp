@@ -349,6 +349,9 @@ const pyalloc_api* pyalloc_get_api(uint32_t version) {
       pyalloc_checkpoint_drop,
       pyalloc_checkpoint_restore,
       pyalloc_allocate_at,
+      pyalloc_block_at,
+      pyalloc_owner_of,
+      pyalloc_pool_name,
   };
   return version == PYALLOC_ABI_VERSION ? &table : nullptr;
 }

@@ -88,10 +88,18 @@ class DeviceHeap {
   Status record_stream(Space& space, uint64_t address, cuda::Stream stream, bool owned);
   // Charges a block that was just handed out to the tag, until it is freed.
   void set_tag(Space& space, uint64_t address, TagId tag);
+  // The live or pending block that starts at `address`, or with `inside` contains it; false: there is none. What starts
+  // somewhere is found in constant time.
+  bool describe(Space& space, uint64_t address, bool inside, pyalloc_block_view& block);
   Status find_block(Space& space, uint64_t address, pyalloc_block_info& info);
   // Blocks straight from cuMemAlloc (caching off) have no space. False when the address is not one.
   bool deallocate_direct(uint64_t address, pyalloc_freed* freed, Status& status);
   bool find_direct(uint64_t address, pyalloc_block_info& info);  // by any address inside
+  // Calls `visit(address, bytes, requested, stream)` for each; with the heap's lock held.
+  template <class Visit>
+  void each_direct(Visit&& visit) const {
+    for (const auto& [address, block] : direct_) visit(address, block.bytes, block.requested, block.stream);
+  }
 
   // Rungs and chores; each says what it achieved.
   bool poll_pending();  // frees whose events are complete; true when some were
@@ -158,6 +166,7 @@ class DeviceHeap {
   // receives what was live before. Nobody else uses the pool meanwhile.
   Status restore(const Checkpoint& saved, std::vector<SavedBlock>& live);
   PoolKey key_of(const Pool& pool) const;  // with everything locked; (0, 0) for a named pool
+  PoolKey find_key(const Pool& pool);      // the same with no lock held
 
   // Why a block of the lora pool is refused where it may not overflow.
   static constexpr const char* kReserveFull = "the reserve for LoRA adapters has no room for it";

@@ -193,23 +193,31 @@ void Lane::set_tag(uint64_t address, TagId tag) {
   tag_account(tag).charge(static_cast<int64_t>(range.requested));
 }
 
-bool Lane::describe(uint64_t address, pyalloc_block_info& info) {
+bool Lane::describe(uint64_t address, bool inside, pyalloc_block_view& block) {
   Lock lock(mutex_);
-  info.stream = stream_;
   if (const Slab* slab = space_->slab_at(address)) {
     unsigned slot = slab->slot_of(address);
-    if (slot >= slab->slots || !slab->live(slot)) return false;
-    info.block = reinterpret_cast<void*>(slab->address(slot));
-    info.requested = slab->requested(slot);
-    info.allocated = slab->slot_bytes;
+    if (slot >= slab->slots || Slab::test(slab->free_bits, slot)) return false;
+    if (!inside && slab->address(slot) != address) return false;
+    block = {reinterpret_cast<void*>(slab->address(slot)),
+             slab->slot_bytes,
+             slab->requested(slot),
+             slab->live(slot) ? PYALLOC_BLOCK_LIVE : PYALLOC_BLOCK_PENDING,
+             stream_,
+             slab->tagged_slots != 0 ? space_->tag_of(*slab, slot) : kNoTag};
     return true;
   }
-  NodeId id = space_->covering(address);
-  if (id == kNoNode || space_->extents().range(id).state != RangeState::kLive) return false;
+  NodeId id = inside ? space_->covering(address) : space_->start_in_cell(address);
+  if (id == kNoNode) return false;
   const Range& range = space_->extents().range(id);
-  info.block = reinterpret_cast<void*>(space_->address(range));
-  info.requested = range.requested;
-  info.allocated = range.length * kUnit;
+  if (range.state != RangeState::kLive && range.state != RangeState::kPending) return false;
+  if (!inside && space_->address(range) != address) return false;
+  block = {reinterpret_cast<void*>(space_->address(range)),
+           range.length * kUnit,
+           range.requested,
+           range.state == RangeState::kLive ? PYALLOC_BLOCK_LIVE : PYALLOC_BLOCK_PENDING,
+           stream_,
+           range.tag};
   return true;
 }
 

@@ -46,7 +46,8 @@ class alignas(kOwnLines) Lane {
   bool mark_recorded(uint64_t address);
   // The events of a pending slot or extent are complete.
   void finish_pending(Slab* slab, unsigned slot, NodeId range);
-  bool describe(uint64_t address, pyalloc_block_info& info);
+  // The live or pending block that starts at `address`, or with `inside` contains it; false: there is none.
+  bool describe(uint64_t address, bool inside, pyalloc_block_view& block);
   void release_empty_slabs();
   // The calling thread's step is over. Nothing happens where another thread allocated last.
   void end_step();

@@ -6,23 +6,34 @@
 
 namespace pyalloc {
 
+bool DeviceHeap::describe(Space& space, uint64_t address, bool inside, pyalloc_block_view& block) {
+  if (space.lane() != nullptr) return space.lane()->describe(address, inside, block);
+  Lock lock(mutex_);
+  NodeId id = inside ? space.covering(address) : space.start_in_cell(address);
+  if (id == kNoNode) return false;
+  const Range& range = space.extents().range(id);
+  if (range.state != RangeState::kLive && range.state != RangeState::kPending) return false;
+  if (!inside && block_address(space, range) != address) return false;
+  block = {reinterpret_cast<void*>(block_address(space, range)),
+           block_bytes(range),
+           range.requested,
+           range.state == RangeState::kLive ? PYALLOC_BLOCK_LIVE : PYALLOC_BLOCK_PENDING,
+           clocks_.stream(range.owner),
+           range.tag};
+  return true;
+}
+
 Status DeviceHeap::find_block(Space& space, uint64_t address, pyalloc_block_info& info) {
-  auto unknown = [&] {
+  pyalloc_block_view block{};
+  if (!describe(space, address, true, block) || block.state != PYALLOC_BLOCK_LIVE)
     return fail(PYALLOC_UNKNOWN_POINTER, "0x%llx is not inside a live pyalloc block on device %d",
                 static_cast<unsigned long long>(address), device_);
-  };
-  if (space.lane() != nullptr && !space.lane()->describe(address, info)) return unknown();
-  Lock lock(mutex_);
-  if (space.lane() == nullptr) {
-    NodeId id = space.covering(address);
-    if (id == kNoNode || space.extents().range(id).state != RangeState::kLive) return unknown();
-    const Range& range = space.extents().range(id);
-    info.block = reinterpret_cast<void*>(block_address(space, range));
-    info.stream = clocks_.stream(range.owner);
-    info.requested = range.requested;
-    info.allocated = block_bytes(range);
-  }
   info.device = device_;
+  info.block = block.address;
+  info.stream = block.stream;
+  info.requested = block.requested;
+  info.allocated = block.bytes;
+  Lock lock(mutex_);
   const AddressSpace& memory = space.memory();
   auto first = static_cast<uint32_t>(space.offset(address) / granule_bytes_), end = first + 1;
   while (first > 0 && memory.slot(first - 1).handle != 0) --first;

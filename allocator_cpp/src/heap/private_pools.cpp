@@ -221,6 +221,12 @@ std::vector<std::pair<PoolKey, PrivatePool>> DeviceHeap::private_pools() {
   return {private_pools_.begin(), private_pools_.end()};
 }
 
+PoolKey DeviceHeap::find_key(const Pool& pool) {
+  if (!is_private(pool.id)) return {0, 0};
+  Lock lock(mutex_);
+  return key_of(pool);
+}
+
 // With the heap's lock held, or everything locked.
 PoolKey DeviceHeap::key_of(const Pool& pool) const {
   for (const auto& [key, one] : private_pools_)

@@ -88,7 +88,7 @@ void add_segments(const DeviceHeap& heap, const Space& space, std::vector<Segmen
                     0,
                     0,
                     0,
-                    nullptr,
+                    space.lane() != nullptr ? space.lane()->stream() : nullptr,
                     {}};
     const auto [first_of_key, second_of_key] = heap.key_of(space.pool());
     segment.view.key = {first_of_key, second_of_key};
@@ -106,14 +106,27 @@ void add_segments(const DeviceHeap& heap, const Space& space, std::vector<Segmen
       if (part.state != PYALLOC_BLOCK_FREE) segment.view.active += part.bytes;
       segment.blocks.push_back(part);
     }
-    for (const pyalloc_block_view& one : segment.blocks) {
-      if (one.state == PYALLOC_BLOCK_FREE) continue;
-      segment.view.stream = one.stream;
-      break;
-    }
     segments.push_back(std::move(segment));
     first = end;
   }
+}
+
+// Blocks straight from the driver (caching off): a segment each, of one block.
+void add_direct(const DeviceHeap& heap, std::vector<SegmentCopy>& segments) {
+  heap.each_direct([&](uint64_t address, size_t bytes, size_t requested, cuda::Stream stream) {
+    segments.push_back({{heap.device(),
+                         bytes > kMiB ? 1 : 0,
+                         pool_name(kGeneralPool),
+                         pointer(address),
+                         bytes,
+                         bytes,
+                         bytes,
+                         requested,
+                         stream,
+                         {}},
+                        kGeneralPool,
+                        {{pointer(address), bytes, requested, PYALLOC_BLOCK_LIVE, stream, kNoTag}}});
+  });
 }
 
 }  // namespace
@@ -123,6 +136,7 @@ std::vector<SegmentCopy> copy_segments(DeviceHeap& heap) {
   heap.with_everything_locked([&](const Space& space) {
     if (space.memory().bytes() != 0) add_segments(heap, space, segments);
   });
+  heap.while_all_locked([&] { add_direct(heap, segments); });
   // The driver chose where each space lies.
   std::sort(segments.begin(), segments.end(),
             [](const SegmentCopy& a, const SegmentCopy& b) { return a.view.address < b.view.address; });
