@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None, name: str = "pyalloc-top") -> i
             return _fields(parsed)
         if parsed.json:
             return _json(reader, parsed)
-        if parsed.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        if parsed.once or not (sys.stdout.isatty() and sys.stdin.isatty()) or os.environ.get("TERM") in (None, "dumb"):
             return _once(reader, parsed)
         from .live import run
 

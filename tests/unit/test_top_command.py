@@ -287,6 +287,16 @@ def test_control_c_and_a_number_of_looks() -> None:
     assert Terminal("-n", "2").end() == 0
 
 
+def test_a_terminal_that_can_only_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = PageBuilder()
+    builder.write()
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    assert terminal.end() == 0
+    assert "4711" in terminal.output
+    assert "\x1b" not in terminal.output
+
+
 def test_an_empty_terminal_waits_for_a_process() -> None:
     terminal = Terminal(columns=120)
     terminal.wait_for("No process runs on pyalloc here")
