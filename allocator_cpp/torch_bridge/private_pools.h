@@ -66,7 +66,11 @@ class PrivatePools {
                 ", ", id.second, ") on device ", static_cast<int>(device), "; end that first");
     int number = 0;
     check(core->private_pool_retain(device, key_of(id), &number));
-    check(core->note_stream(device, current.handle, current.flags));
+    if (const pyalloc_status status = core->note_stream(device, current.handle, current.flags); status != PYALLOC_OK) {
+      const std::string why = core->last_error();
+      core->private_pool_release(device, key_of(id));
+      TORCH_CHECK(false, why);
+    }
     auto changed = std::make_shared<Routes>(*routes_);
     changed->insert(changed->begin(),
                     std::make_shared<Route>(Route{device, id, number, std::move(filter), foreign_of(device, id)}));

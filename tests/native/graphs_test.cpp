@@ -85,6 +85,7 @@ TEST(what_a_replay_may_still_use_is_given_up_only_after_a_wait_for_the_device) {
   deallocate(small);
 }
 
+// Complaint 27: near the device's limit, a capture that needs memory which others left idle.
 TEST(nothing_is_unmapped_while_a_stream_is_captured) {
   Gpu gpu("memory:256MiB");
   void *stream = gpu.stream(), *eager = gpu.stream();

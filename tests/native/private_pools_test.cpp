@@ -71,7 +71,7 @@ TEST(trimming_a_live_pool_gives_back_what_no_block_needs) {
   release(key);
 }
 
-// pytorch#159674: 60 % of the device in a pool, freed, then 70 %; and the same where what is free lies in two pieces.
+// Complaint 11: 60 % of the device in a pool, freed, then 70 %; and the same where what is free lies in two pieces.
 TEST(a_pool_may_use_all_of_its_own_free_memory) {
   for (bool pieces : {false, true}) {
     Gpu gpu("memory:512MiB");

@@ -117,8 +117,10 @@ Status DeviceHeap::put(Space& space, const Choice& choice, uint32_t units, Strea
   return status;
 }
 
-// Finished ranges of every stream become clean. True when another stream owns free ranges still.
+// Finished ranges of every stream become clean. True when another stream owns free ranges still. In a captured pool
+// nothing proves that a range is finished (private_pools.h), so streams share none there.
 bool DeviceHeap::clean_finished(Space& space) {
+  if (space.memory().replayed) return false;
   bool others = false;
   for (StreamIndex stream = 1; stream < clocks_.end(); ++stream) {
     if (!space.extents().has_free(stream)) continue;
@@ -149,8 +151,7 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
 
   ContextScope context(context_);
   bool others = false;
-  // In a captured pool nothing proves that a range of another stream is finished (private_pools.h).
-  for (StreamIndex other = 1; space.coarse() && !space.memory().replayed && other < clocks_.end(); ++other)
+  for (StreamIndex other = 1; space.coarse() && other < clocks_.end(); ++other)
     others |= other != stream && extents.has_free(other);
   if (others) {
     others = clean_finished(space);
@@ -199,7 +200,6 @@ Status DeviceHeap::place(Space& space, uint32_t units, uint32_t alignment, Strea
   if (backing_.granules().idle() > 0) backing_.poll_streams();
   Status status = put(space, choice, units, stream, state, requested, placed);
   if (status != PYALLOC_OUT_OF_MEMORY || guard_) return status;
-  if (space.memory().replayed) return status;
   clean_finished(space);  // this stream's own finished ranges join their neighbours, the fresh end too
   consider_own();
   return choice.range == kNoNode ? status : put(space, choice, units, stream, state, requested, placed);
