@@ -18,9 +18,10 @@ def own_fields() -> dict[str, tuple[Field, ...]]:
     return {table["name"]: tuple(Field(**field) for field in table["fields"]) for table in library().page_fields}
 
 
-def own_process() -> Measured:
+def own_process(devices: bool = True) -> Measured:
     """What holds now, exact; walks the heaps, so not for a hot loop. Devices that are not in use are left out: all in a
-    child that was forked while they were. Raises DriverError when the driver cannot be asked, and LibraryError.
+    child that was forked while they were. devices=False asks nothing of the driver; else raises DriverError when it
+    does not answer. Raises LibraryError.
     """
     core = library()
     process: dict[str, Any] = {
@@ -29,7 +30,7 @@ def own_process() -> Measured:
         "version": core.version(),
         **{f"oom_{reason}": count for reason, count in core.oom()["counts"].items()},
     }
-    found = (_device(core, number) for number in range(core.device_count()))
+    found = (_device(core, number) for number in range(core.device_count() if devices else 0))
     return Measured(Sample(process, tuple(one for one in found if one is not None), (), ()), own_fields())
 
 

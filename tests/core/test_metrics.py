@@ -38,7 +38,7 @@ while True:
 """
 
 PROGRAM = """
-import json, os, sys, urllib.request
+import ctypes, json, os, sys, urllib.error, urllib.request
 from core_abi import MIB, Core
 import pyalloc
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
@@ -63,7 +63,7 @@ assert names == {"pyalloc_build_info"} | {f"pyalloc_process_oom_{why}_total" for
                                          ("capacity", "limit", "fragmentation", "pinned")}, names
 assert json.loads(get(before, "/health/capacity"))["processes"][0]["devices"] == []
 
-core = Core("memory:1GiB", "lora_reserve:4MiB")
+core = Core("memory:1GiB", "lora_reserve:4MiB,maintenance:off")
 blocks = []
 for number in range(120):
     with pyalloc.pool(("kv", "weights", "general", "lora")[number % 4]), pyalloc.tag(f"request-{number}"):
@@ -106,6 +106,29 @@ for pool in pyalloc.pools(0):
     assert own["pyalloc_pool_limit_bytes", labels] == (pool.limit or 0)
     assert own["pyalloc_pool_ever_requested_bytes_total", labels] == pool.requested_total
 assert not any("request-" in str(key) for key in own), "tags have no place here"
+
+# A driver that does not answer: no devices, one line, and the next scrape is whole.
+from pyalloc import simgpu
+import logging
+said = []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("pyalloc").addHandler(handler)
+with pyalloc.metrics.serve(0) as server:
+    for _ in range(2):
+        assert core.gpu.simgpu_fail(b"cuMemGetInfo_v2", ctypes.c_int64(1), ctypes.c_int64(1), 999) == 0
+        without = parsed(get(server, "/metrics"))
+        assert not [key for key in without if "device" in key[0]]
+        assert without["pyalloc_process_oom_capacity_total", frozenset()] == 1
+    assert len(said) == 1 and said[0].startswith("metrics have no devices: "), said
+    assert core.gpu.simgpu_fail(b"cuMemGetInfo_v2", ctypes.c_int64(1), ctypes.c_int64(1), 999) == 0
+    try:
+        get(server, "/health/capacity")
+    except urllib.error.HTTPError as error:
+        assert error.code == 503 and error.read().decode().startswith("cuMemGetInfo"), error
+    else:
+        raise AssertionError("a capacity that is not known")
+    assert parsed(get(server, "/metrics")).keys() == own.keys()
 
 # The exporter says the same of this process, and what only a page has.
 registry = CollectorRegistry()
