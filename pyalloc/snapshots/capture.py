@@ -21,8 +21,8 @@ from ..config import values as option_values
 from ..device_account import Ledger, ledger
 from ..out_of_memory import oom_report
 from ..purpose_pools import MOST_DEVICES
-from .call_sites import Sites, call_sites
-from .model import NONE, Blocks, DeviceSnapshot, Segment, Snapshot
+from .model import NONE, Blocks, DeviceSnapshot, Events, Segment, Snapshot
+from .torch_history import Recorded, Sites, call_sites, events, recorded
 
 _TRIES = 3  # to have ledger and blocks of one moment
 _K = TypeVar("_K")
@@ -33,9 +33,10 @@ def snapshot(*, sites: bool = True) -> Snapshot:
 
         pyalloc.snapshot().save("before.json")
 
-    sites: also the stacks that allocated the blocks, while torch records memory history
-    (torch.cuda.memory._record_memory_history()); without it they are empty. `pyalloc snapshot` draws the file and
-    converts it for torch's viewer, `pyalloc diff` compares two. The program may go on allocating meanwhile: a device's
+    sites: also the stacks that allocated the blocks, a moment before, and the last 20,000 allocations and frees, while
+    torch records memory history (torch.cuda.memory._record_memory_history()); with sample_stacks the stacks of some
+    blocks; else there are none. `pyalloc snapshot` draws the file and converts it for torch's viewer, `pyalloc diff`
+    compares two. The program may go on allocating meanwhile: a device's
     threads are held up for some milliseconds for each 10,000 blocks. Raises DriverError when the driver cannot be
     asked for its free memory, and StateError in a process that was forked after CUDA was in use.
     """
@@ -47,8 +48,8 @@ def snapshot(*, sites: bool = True) -> Snapshot:
         versions["torch"] = str(torch.__version__)
     unix_ms = time.time_ns() // 1_000_000
     # Under another registration torch records blocks of its own, or none.
-    found = call_sites() if sites and state is not None and state.mode == "bridge" else {}
-    devices = [_device(core, number, found) for number in range(core.device_count() or MOST_DEVICES)]
+    history = recorded() if sites and state is not None and state.mode == "bridge" else None
+    devices = [_device(core, number, history) for number in range(core.device_count() or MOST_DEVICES)]
     return Snapshot(
         unix_ms=unix_ms,
         pid=os.getpid(),
@@ -62,7 +63,7 @@ def snapshot(*, sites: bool = True) -> Snapshot:
     )
 
 
-def _device(core: Library, number: int, sites: Sites) -> DeviceSnapshot | None:
+def _device(core: Library, number: int, history: Recorded | None) -> DeviceSnapshot | None:
     """None for a device that is not in use."""
     for _ in range(_TRIES):
         account = ledger(number)
@@ -78,7 +79,8 @@ def _device(core: Library, number: int, sites: Sites) -> DeviceSnapshot | None:
         Segment(**{**row, "pool": _name(names, row["pool"]), "large": bool(row["large"]), "first": first})
         for row, first in zip(rows, firsts, strict=False)
     )
-    return DeviceSnapshot(account, segments, _blocks(core, block_rows, sites), exact)
+    blocks = _blocks(core, block_rows, {} if history is None else call_sites(history, number))
+    return DeviceSnapshot(account, segments, blocks, exact, Events() if history is None else events(history, number))
 
 
 def _name(names: list[str], pool: int) -> str:

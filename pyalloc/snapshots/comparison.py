@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from ..device_account import readable
-from .call_sites import where
-from .model import STATES, Frame, Snapshot
+from .model import STATES, Frame, Snapshot, own_frame
 
 SCHEMA: Final = "pyalloc.diff/1"
 _LIVE: Final = STATES.index("live")
@@ -170,7 +169,7 @@ def _groups(snapshot: Snapshot, families: dict[str, str]) -> dict[Kind, _Group]:
 
 
 def _site_text(site: tuple[Frame, ...]) -> str | None:
-    frame = where(site)
+    frame = own_frame(site)
     return None if frame is None else str(frame)
 
 
@@ -237,7 +236,7 @@ def lines(difference: Difference, most: int = 10) -> Iterator[str]:
         yield from _section(title, changes, most)
     if difference.changes and not difference.sites:
         yield ""
-        yield "call sites are not known: torch.cuda.memory._record_memory_history() records them from then on"
+        yield "call sites are not known: torch.cuda.memory._record_memory_history() or sample_stacks keeps them"
     for name, size in difference.reserved.items():
         grown = [one for one in difference.pools if str(one.kind) == name and one.bytes > 0]
         if size > 0 and not grown:

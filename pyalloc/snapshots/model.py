@@ -24,6 +24,7 @@ SCHEMA: Final = "pyalloc.snapshot/1"
 STATES: Final = ("live", "pending", "free")  # in the order of pyalloc_block_state
 NONE: Final = -1  # the place of no tag and of no site
 _END: Final = 1 << 63
+_COMPREHENSIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>")  # frames of their own before Python 3.12
 
 _T = TypeVar("_T")
 
@@ -38,6 +39,16 @@ class Frame:
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.line} in {self.name}"
+
+
+def own_frame(site: tuple[Frame, ...]) -> Frame | None:
+    """The innermost line of a stack that is the program's own: not torch's, pyalloc's or C++'s."""
+    for frame in site:
+        parts = frame.filename.replace("\\", "/").split("/")
+        own = frame.filename.endswith(".py") and "torch" not in parts and "pyalloc" not in parts
+        if own and frame.name not in _COMPREHENSIONS:
+            return frame
+    return site[0] if site else None
 
 
 @dataclass(frozen=True)

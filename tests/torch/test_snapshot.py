@@ -249,6 +249,38 @@ def test_a_leak_in_a_program_that_serves_is_found(run_on_simgpu: Run) -> None:
     assert "pool kv grew by 21.00 MiB in 21 blocks in 6 windows" in done.stderr
 
 
+def test_torch_s_history_gives_stacks_and_events(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            from pyalloc.snapshots.model import own_frame
+            before = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+            assert pyalloc.snapshot().devices[0].events.bytes == ()
+            torch.cuda.memory._record_memory_history()
+
+            def grow(size):
+                return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+            kept = [grow(3 << 20), grow(1000)]
+            del kept[0]
+            taken = pyalloc.snapshot()
+            (device,) = taken.devices
+            assert device.events.bytes == (3 << 20, 1000, -(3 << 20))
+            assert list(device.events.unix_us) == sorted(device.events.unix_us)
+            assert abs(device.events.unix_us[-1] / 1000 - taken.unix_ms) < 10_000
+            by_address = {block.address: block for block in device.blocks if block.state == "live"}
+            assert by_address[before.data_ptr()].site == ()
+            site = by_address[kept[0].data_ptr()].site
+            assert own_frame(site).name == "grow" and own_frame(site).filename.endswith("program.py"), site
+            assert "<module>" in {frame.name for frame in site}
+            assert pyalloc.snapshot(sites=False).devices[0].blocks.sites == ()
+            torch.cuda.memory._record_memory_history(None)
+            assert pyalloc.snapshot().devices[0].events.bytes == ()
+            """
+        )
+    )
+
+
 def test_private_pools_are_there_under_torch_s_names_for_them(run_on_simgpu: Run, tmp_path: Path) -> None:
     run_on_simgpu(
         program(

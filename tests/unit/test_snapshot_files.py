@@ -16,8 +16,7 @@ from snapshot_samples import MIB, OTHER, STEP, hole, live, snapshot_of
 
 import pyalloc
 from pyalloc.__main__ import main
-from pyalloc.snapshots.call_sites import where
-from pyalloc.snapshots.model import Snapshot, loads
+from pyalloc.snapshots.model import Frame, Snapshot, loads, own_frame
 from pyalloc.snapshots.page import html
 from pyalloc.snapshots.torch_pickle import torch_pickle
 
@@ -179,9 +178,10 @@ def test_the_pickle_is_what_torch_s_viewers_read() -> None:
 
 
 def test_a_block_s_place_in_the_program_is_not_torch_s() -> None:
-    assert where(STEP) == STEP[1]
-    assert where(()) is None
-    assert where(STEP[:1]) == STEP[0]
+    assert own_frame(STEP) == STEP[1]
+    assert own_frame((Frame("<listcomp>", "/app/serve.py", 7), *STEP)) == STEP[1]
+    assert own_frame(()) is None
+    assert own_frame(STEP[:1]) == STEP[0]
 
 
 class Elements(HTMLParser):

@@ -32,7 +32,7 @@ function drawGroups(snapshot, device, pool) {
     const rows = [...groups.entries()].sort((a, b) => b[1].bytes - a[1].bytes);
     const panel = make("div", "", {}, make("h3", `by ${name}` + (rows.length > MOST_GROUPS ? `, the largest ${MOST_GROUPS} of ${count(rows.length)}` : "")));
     if (rows.length === 0)
-      panel.append(make("small", name === "tag" ? "no block has a tag: pyalloc.tag() gives one" : name === "size" ? "nothing is live" : "not known: torch.cuda.memory._record_memory_history() records them"));
+      panel.append(make("small", name === "tag" ? "no block has a tag: pyalloc.tag() gives one" : name === "size" ? "nothing is live" : "not known: torch.cuda.memory._record_memory_history() or sample_stacks keeps them"));
     for (const [key, group] of rows.slice(0, MOST_GROUPS)) {
       const label = name === "size" ? `${bytes(key / 2)} to ${bytes(key)}` : key;
       const bar = make("div", "", { class: "bar" }, part(total, group.bytes, COLOURS[0], label));

@@ -43,7 +43,7 @@ function lastAtMost(length, valueAt, value) {
 
 // The program's own line of a stack, or its first.
 function ownFrame(site) {
-  const own = site.find((frame) => frame.filename.endsWith(".py") && !/[\\/](torch|pyalloc)[\\/]/.test(frame.filename));
+  const own = site.find((frame) => frame.filename.endsWith(".py") && !/^<(list|dict|set)comp>$/.test(frame.name) && !/[\\/](torch|pyalloc)[\\/]/.test(frame.filename));
   return own || site[0];
 }
 
