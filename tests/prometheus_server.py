@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from support import ROOT, need
+from support import ROOT, offered
 
 from pyalloc.metrics import DEFAULT_PORT
 
@@ -23,7 +23,7 @@ class Server:
     """A Prometheus server with the example's configuration, which scrapes every two seconds at a port of the test's."""
 
     def __init__(self, folder: Path, exporter: int) -> None:
-        need(shutil.which("prometheus"), "scraping needs a Prometheus server (Debian: prometheus)")
+        offered(shutil.which("prometheus"), "scraping needs a Prometheus server (Debian: prometheus)")
         with socket.create_server(("127.0.0.1", 0)) as unused:
             self.port = unused.getsockname()[1]
         text = (MONITORING / "prometheus.yml").read_text()

@@ -21,6 +21,12 @@ def need(found: object, reason: str) -> None:
         (pytest.fail if os.environ.get("PYALLOC_TEST_ALL") == "1" else pytest.skip)(reason)
 
 
+def offered(found: object, reason: str) -> None:
+    """Skips the test unless `found` is true: of programs by others that read what pyalloc writes."""
+    if not found:
+        pytest.skip(reason)
+
+
 def on_device_command(script: Path, devices: int, simulation: bool, settings: Mapping[str, str]) -> list[str]:
     """The command that runs the script on the device at hand; skips what only a simulated GPU can do.
 
