@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from .purpose_pools import reset_pool_peaks as reset_pool_peaks
     from .sampled_stacks import SampledBlock as SampledBlock
     from .sampled_stacks import sampled_blocks as sampled_blocks
+    from .sleeping import sleep as sleep
+    from .sleeping import wake as wake
     from .snapshots.capture import snapshot as snapshot
     from .snapshots.comparison import Difference as Difference
     from .snapshots.comparison import diff as diff
@@ -91,6 +93,7 @@ _PUBLIC = {
     "snapshots.comparison": ("Difference", "diff"),
     "snapshots.leak_watch": ("Leak", "LeakWatch", "watch_leaks"),
     "snapshots.model": ("Snapshot", "load_snapshot"),
+    "sleeping": ("sleep", "wake"),
     "stats": ("device_stats",),
     "unmapping": ("on_unmap", "remove_on_unmap"),
 }

@@ -48,6 +48,7 @@ class MappingEvent(ctypes.Structure):
 
 
 MAPPING_OBSERVER: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(MappingEvent))
+PROGRESS: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
 
 
 class Stat(ctypes.Structure):
@@ -296,6 +297,22 @@ class Library:
     def remove_mapping_observer(self, function: Any) -> None:
         """Returns when no other thread is in it. InvalidArgumentError when it is not registered."""
         self._check(self._dll.pyalloc_remove_mapping_observer(function, None))
+
+    def sleep(self, pools: list[int], offload: list[bool], progress: Any) -> int:
+        """Puts pools to sleep, on every device, and returns the bytes that the driver got; `progress` is a PROGRESS or
+        None.
+        """
+        released = ctypes.c_uint64()
+        flags = (ctypes.c_int * len(pools))(*offload)
+        numbers = (ctypes.c_int * len(pools))(*pools)
+        function = progress or PROGRESS()
+        self._check(self._dll.pyalloc_sleep(numbers, flags, len(pools), function, None, ctypes.byref(released)))
+        return released.value
+
+    def wake(self, pools: list[int], progress: Any) -> None:
+        """Brings their memory back, on every device; all or nothing."""
+        numbers = (ctypes.c_int * len(pools))(*pools)
+        self._check(self._dll.pyalloc_wake(numbers, len(pools), progress or PROGRESS(), None))
 
     def oom(self) -> dict[str, Any]:
         """What was refused: counts by reason and the last refusals."""

@@ -40,7 +40,8 @@ class Ledger(DeviceFragmentation):
     shelf, and what the driver has left within the limit); activation_peak: most that was used at once by the pools
     other than weights, kv, lora and those laid out like them, since the last reset of a pool's peak; largest_free: the
     longest free mapped run; largest_remapped: the largest request that free mapped memory could serve, moved together,
-    both outside the reserve.
+    both outside the reserve; asleep: granules that tensors touch and that sleep() gave to the driver; offloaded: host
+    memory that holds what is to be restored.
     For fragmentation what is set aside is not free memory.
 
     str() is a table for people, as_dict() the same for JSON.
@@ -63,6 +64,8 @@ class Ledger(DeviceFragmentation):
     activation_peak: int
     largest_free: int
     largest_remapped: int
+    asleep: int
+    offloaded: int
     pools: tuple[PoolStats, ...]
     outside_by: Outside | None
     outside_unknown: str
@@ -138,6 +141,7 @@ def _lines(whole: Ledger) -> list[str]:
         "left before out-of-memory": whole.margin,
         "activation peak": whole.activation_peak,
         "LoRA reserve": whole.reserve,
+        **({"asleep": whole.asleep, "in host memory": whole.offloaded} if whole.asleep else {}),
     }
     lines.append(", ".join(f"{name} {readable(size)}" for name, size in summary.items()))
     figures = whole.fragmentation().items()

@@ -77,6 +77,7 @@ class DeviceFragmentation(Fragmentation):
     shelf: int
     idle: int
     set_aside: int
+    asleep: int
 
     def _set_aside(self) -> int:
         return self.set_aside
@@ -87,11 +88,12 @@ class DeviceFragmentation(Fragmentation):
     @property
     def driver_fragmentation(self) -> float:
         """1 - usable / all, of the heap that is not live. Usable is what the driver has left and wholly free granules
-        (idle, shelf); all is what the driver has left and what pyalloc holds, but for the bytes asked for and what is
-        set aside. In [0, 1].
+        (idle, shelf); all is what the driver has left and what pyalloc holds, but for the bytes asked for, of what is
+        awake, and what is set aside. In [0, 1].
         """
-        everything = self.free + self.reserved - self.set_aside + self.shelf - self.requested
-        return 1 - (self.free + self.idle + self.shelf) / everything if everything > 0 else 0.0
+        live = max(0, self.requested - self.asleep)
+        everything = self.free + self.reserved - self.set_aside + self.shelf - live
+        return max(0.0, 1 - (self.free + self.idle + self.shelf) / everything) if everything > 0 else 0.0
 
     def fragmentation(self) -> dict[str, float]:
         """Every figure, by its kind."""

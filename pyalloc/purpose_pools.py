@@ -27,7 +27,9 @@ class PoolStats(PoolFragmentation):
     ones, rounded as allocated; used: the 2 MiB granules those touch, and the reserve; reserved: its mapped granules,
     the idle ones, which any pool may take, included; limit: most that may be used, None without one; peak: most that
     was used at once; largest_free: the longest free mapped run; largest_remapped: the largest request that its free
-    mapped memory could serve, moved together; reserve: kept mapped for its blocks alone (lora), a part of used.
+    mapped memory could serve, moved together; reserve: kept mapped for its blocks alone (lora), a part of used; asleep:
+    granules that its blocks touch and that sleep() gave to the driver, no part of used; offloaded: host memory that
+    holds what is to be restored.
     """
 
     name: str
@@ -42,6 +44,8 @@ class PoolStats(PoolFragmentation):
     largest_free: int
     largest_remapped: int
     reserve: int
+    asleep: int
+    offloaded: int
 
 
 class PoolScope(ThreadScope):

@@ -92,6 +92,8 @@ void simgpu_oracle_alloc(uint64_t address, size_t bytes, void* stream); /* block
 void simgpu_oracle_free(uint64_t address, size_t bytes,
                         void* stream); /* last use on stream is enqueued before this call */
 void simgpu_oracle_record(uint64_t address, size_t bytes, void* stream); /* also used on stream up to the free */
+void simgpu_oracle_sleep(uint64_t address, size_t bytes,
+                         int asleep); /* unmapped there on purpose, live blocks and all; 0: no longer */
 
 #ifdef __cplusplus
 }

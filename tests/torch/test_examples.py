@@ -101,3 +101,15 @@ def test_transformers(tmp_path: Path) -> None:
     assert found["weights"] == (2 + 4 * 9 + 1 + 2, f"{parameters + frequencies:,}")
     assert found["kv"] == (4 * 2, f"{4 * 2 * 2 * 512 * 109:,}")
     assert found["lora"] == (4 * 2 * 2, f"{4 * 4 * 2 * 2 * 512 * 16:,}")
+
+
+@pytest.mark.parametrize("bridge", ["require", "off"])
+def test_sleep(tmp_path: Path, bridge: str) -> None:
+    lines = on_simgpu("07_sleep.py", "2GiB", tmp_path, bridge).stdout.splitlines()
+    assert len(lines) == 11
+    assert lines[-1] == "addresses kept: True"
+    figures = {tuple(line.split(": ")[1].split(" bytes used awake, ")) for line in lines[:-1]}
+    assert len(figures) == 1, lines  # the same in every cycle, for both engines
+    awake, asleep = next(iter(figures))
+    engine = 24 * 2048 * 2048 * 2 + 24 * 2 * 16384 * 256 * 2
+    assert int(awake.replace(",", "")) - int(asleep.split()[0].replace(",", "")) == engine

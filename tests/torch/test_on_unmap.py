@@ -1,4 +1,4 @@
-"""pyalloc.on_unmap: what registered memory hears before the memory goes (row 44: registrations gone stale)."""
+"""pyalloc.on_unmap: what registered memory hears before the memory goes."""
 
 from __future__ import annotations
 

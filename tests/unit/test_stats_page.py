@@ -49,7 +49,8 @@ def test_fragmentation_is_that_of_the_ledger() -> None:
     with StatsPage(PageBuilder().write()) as page:
         (device,) = page.read().devices
     figures = {name: value for name, value in DEVICE.items() if name not in ("name", "uuid")}
-    others = {"outside": 0, "reserve": 0, "margin": 0, "activation_peak": 0, "outside_by": None, "outside_unknown": ""}
+    others = {"outside": 0, "reserve": 0, "margin": 0, "activation_peak": 0, "asleep": 0, "offloaded": 0}
+    others |= {"outside_by": None, "outside_unknown": ""}
     assert device.fragmentation() == Ledger(**figures, **others, pools=()).fragmentation()  # type: ignore[arg-type]
     assert device.external_fragmentation == pytest.approx(0.75)
 

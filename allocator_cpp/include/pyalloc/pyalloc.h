@@ -351,6 +351,21 @@ pyalloc_status pyalloc_add_mapping_observer(pyalloc_mapping_fn fn, void* context
 /* Returns when no other thread is in it any more. */
 pyalloc_status pyalloc_remove_mapping_observer(pyalloc_mapping_fn fn, void* context);
 
+/* --- sleep: pools give their memory to the driver and keep their addresses and blocks --- */
+/* Among the pools of these two calls: all private pools, on every device. */
+#define PYALLOC_PRIVATE_POOLS (-2)
+/* Hears of copies, with no lock held: bytes copied so far on the device, and of all there. */
+typedef void (*pyalloc_progress_fn)(void* context, int device, uint64_t done, uint64_t total);
+/* On every open device, all or nothing: waits for the device, copies the contents of the pools whose offload[i] is not 0 to pinned host
+ * memory (offload null: of none), tells observers, unmaps. Of the others the contents are lost. Until they wake, blocks of the pools may
+ * be freed but not used, and none is handed out (PYALLOC_WRONG_STATE). Pools that sleep already stay as they are. `released` (may be null)
+ * receives the bytes the driver got. PYALLOC_OUT_OF_MEMORY: too little host memory. */
+pyalloc_status pyalloc_sleep(const int* pools, const int* offload, int count, pyalloc_progress_fn progress,
+                             void* context, uint64_t* released);
+/* Memory at the old addresses again, through the ladder, with what was copied; all or nothing, and then to be tried again. Pools that are
+ * awake stay as they are. */
+pyalloc_status pyalloc_wake(const int* pools, int count, pyalloc_progress_fn progress, void* context);
+
 /* --- the stats page (pyalloc/stats_page.h): what others of the same user may read, without this process's help --- */
 /* Empty when there is none: before the first allocation, with stats_page:off, or where it cannot be made. Returns the length it needs. */
 size_t pyalloc_stats_page_path(char* buffer, size_t capacity);

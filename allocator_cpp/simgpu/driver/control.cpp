@@ -44,7 +44,8 @@ StreamObject* oracle_stream(Simulation& sim, uint64_t address, void* handle) {
   uint64_t value = reinterpret_cast<uint64_t>(handle);
   if (value > 2 || (value == 2 && current_device(sim) != nullptr)) return find_stream(sim, static_cast<Stream>(handle));
   std::vector<Piece> pieces;
-  if (sim.space.translate(address, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone) return nullptr;
+  if (sim.space.translate(address, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone)
+    return sim.oracle.home(address);  // asleep
   return legacy_stream(sim, sim.devices[static_cast<size_t>(pieces[0].physical->device)]);
 }
 
@@ -233,6 +234,11 @@ CONTROL void simgpu_oracle_free(uint64_t address, size_t bytes, void* stream) {
   if (!control.sim.oracle.enabled()) return;
   if (StreamObject* object = oracle_stream(control.sim, address, stream))
     control.sim.oracle.free(address, bytes, *object);
+}
+
+CONTROL void simgpu_oracle_sleep(uint64_t address, size_t bytes, int asleep) {
+  Control control;
+  control.sim.oracle.sleep(address, bytes, asleep != 0);
 }
 
 CONTROL void simgpu_oracle_record(uint64_t address, size_t bytes, void* stream) {

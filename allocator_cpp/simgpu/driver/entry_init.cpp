@@ -73,6 +73,7 @@ const OwnFunction kOwnFunctions[] = {
     {"simgpu_oracle_alloc", reinterpret_cast<void*>(&simgpu_oracle_alloc)},
     {"simgpu_oracle_free", reinterpret_cast<void*>(&simgpu_oracle_free)},
     {"simgpu_oracle_record", reinterpret_cast<void*>(&simgpu_oracle_record)},
+    {"simgpu_oracle_sleep", reinterpret_cast<void*>(&simgpu_oracle_sleep)},
 };
 
 ProcAddressStatus resolve(const char* name, int version, void** address) {

@@ -147,6 +147,11 @@ void Oracle::record(uint64_t address, uint64_t bytes, StreamObject& stream) {
   if (std::find(streams.begin(), streams.end(), stream.id) == streams.end()) streams.push_back(stream.id);
 }
 
+StreamObject* Oracle::home(uint64_t address) const {
+  auto found = live_.find(address);
+  return found != live_.end() ? simulation_->scheduler.stream(found->second.streams.front()) : nullptr;
+}
+
 void Oracle::free(uint64_t address, uint64_t bytes, StreamObject& stream) {
   if (!enabled_ || bytes == 0) return;
   auto it = live_.find(address);
@@ -173,10 +178,24 @@ void Oracle::free(uint64_t address, uint64_t bytes, StreamObject& stream) {
   }
 }
 
+void Oracle::sleep(uint64_t address, uint64_t bytes, bool asleep) {
+  if (!enabled_) return;
+  for (uint64_t at = address; at < address + bytes; at += kGranularity) {
+    if (asleep) {
+      asleep_.insert(at);
+    } else {
+      asleep_.erase(at);
+    }
+  }
+}
+
 void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
   if (!enabled_) return;
   Violations& violations = simulation_->violations;
+  bool on_purpose = true;
+  for (uint64_t at = address; at < address + bytes; at += kGranularity) on_purpose &= asleep_.count(at) > 0;
   overlapping(live_, address, bytes, [&](uint64_t at, const Block& block) {
+    if (on_purpose) return;
     violations.add("0x%llx+%llu unmapped under the live block 0x%llx+%llu", (unsigned long long)address,
                    (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)block.bytes);
   });

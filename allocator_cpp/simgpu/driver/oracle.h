@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,8 @@ class Oracle {
   void alloc(uint64_t address, uint64_t bytes, StreamObject& stream);
   void free(uint64_t address, uint64_t bytes, StreamObject& stream);
   void record(uint64_t address, uint64_t bytes, StreamObject& stream);
+  // The stream that a live block was handed out for; null: there is no such block.
+  StreamObject* home(uint64_t address) const;
 
   // The ordering that the driver's calls make. All do nothing while the oracle is off.
   std::shared_ptr<VectorClock> on_record(StreamObject& stream);
@@ -35,6 +38,8 @@ class Oracle {
   void on_host_wait(StreamObject& stream);
   void on_host_wait_device(int device);
 
+  // From now on the allocator unmaps there on purpose, live blocks and all; or no longer.
+  void sleep(uint64_t address, uint64_t bytes, bool asleep);
   void on_unmap(uint64_t address, uint64_t bytes);
   void on_release(const Physical& physical);
   void on_plain_free(uint64_t address, uint64_t bytes);
@@ -63,6 +68,7 @@ class Oracle {
   VectorClock host_;
   std::map<uint64_t, Block> live_;   // by address
   Ranges by_address_, by_physical_;  // last uses of freed blocks
+  std::set<uint64_t> asleep_;        // granules of sleep()
 };
 
 }  // namespace simgpu

@@ -14,6 +14,7 @@
 #include "heap/device_heap.h"
 #include "reclaim/ladder.h"
 #include "reclaim/maintenance.h"
+#include "reclaim/sleep_cycle.h"
 #include "view/stats_page.h"
 
 namespace pyalloc {
@@ -48,6 +49,7 @@ class Registry {
 
   Ladder& ladder() { return *ladder_; }
   MappingObservers& observers() { return observers_; }
+  SleepCycle& sleep_cycle() { return sleep_cycle_; }
   StatsPage& page() { return page_; }
   Status publish_page();
   // Why nothing may be done now (forked child, exiting), or kOk.
@@ -97,6 +99,7 @@ class Registry {
   std::atomic<State> state_{State::kAlive};
   MappingObservers observers_;
   std::atomic<bool> shares_with_peers_{false};  // set under mutex_
+  SleepCycle sleep_cycle_;
   std::unique_ptr<Ladder> ladder_ = std::make_unique<Ladder>();
   StatsPage page_;
   std::unique_ptr<Maintenance> maintenance_ = std::make_unique<Maintenance>();

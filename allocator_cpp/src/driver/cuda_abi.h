@@ -62,6 +62,7 @@ enum GranularityFlags : int { kGranularityMinimum = 0, kGranularityRecommended =
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 enum EventFlags : unsigned { kEventDefault = 0, kEventDisableTiming = 2 };
+enum HostFlags : unsigned { kHostPortable = 1 };
 enum StreamFlags : unsigned { kStreamDefault = 0, kStreamNonBlocking = 1 };
 
 enum DeviceAttribute : int {

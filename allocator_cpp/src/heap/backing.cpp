@@ -89,17 +89,23 @@ Backing::Cost Backing::cost(const AddressSpace& space, uint64_t offset, uint64_t
   return cost;
 }
 
+// Of what is awake.
+uint64_t Backing::live_high_water() const {
+  uint64_t all = blocks_.live_high_water(), asleep = static_cast<uint64_t>(asleep_) * granules_.granule_bytes();
+  return all > asleep ? all - asleep : 0;
+}
+
 // `needed`: granules about to be put to use beyond those that are.
 int64_t Backing::budget_granules(int64_t needed) const {
   auto granule = static_cast<double>(granules_.granule_bytes());
   int64_t used = granules_.held() - granules_.idle() - granules_.on_shelf() - granules_.stranded();
   double in_use = static_cast<double>(used + needed) * granule;
-  double wanted = std::max(in_use, static_cast<double>(blocks_.live_high_water()));
+  double wanted = std::max(in_use, static_cast<double>(live_high_water()));
   return static_cast<int64_t>((wanted + std::max(wanted * policy_.slack, kLeastSlack * granule)) / granule);
 }
 
 bool Backing::tight() const {
-  double live = static_cast<double>(blocks_.live_high_water()) / static_cast<double>(granules_.granule_bytes());
+  double live = static_cast<double>(live_high_water()) / static_cast<double>(granules_.granule_bytes());
   return policy_.slack < kTightSlack ||
          static_cast<double>(std::min(full_at_, limit_granules())) < live * (1.0 + kTightDevice);
 }
@@ -110,7 +116,7 @@ bool Backing::may_split(int64_t granules) const {
 
 uint32_t Backing::largest_handle() const {
   if (tight()) return 1;
-  auto live = static_cast<int64_t>(blocks_.live_high_water() / granules_.granule_bytes());
+  auto live = static_cast<int64_t>(live_high_water() / granules_.granule_bytes());
   int64_t most = std::max(limit_granules() / kLimitShare, (limit_granules() - live) / kRoomShare);
   return kHandleSizes[handle_kind(static_cast<uint32_t>(std::clamp<int64_t>(most, 1, kHandleSizes[0])))];
 }
@@ -312,7 +318,8 @@ void Backing::note_mapped(const AddressSpace& space, const std::vector<Found>& f
   }
 }
 
-// Takes one live block off every slot from `first` to `last`; slots without a handle are those a failed commit marked.
+// Takes one live block off every slot from `first` to `last`; slots without a handle are those a failed commit marked,
+// or asleep.
 void Backing::release_touch(AddressSpace& space, uint32_t first, uint32_t last) {
   int64_t now = -1;
   for (uint32_t index = first; index <= last;) {
@@ -384,11 +391,7 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
       for (const Found& one : found) placements.push_back(one.placement);
       status = map_placements(space, granules_, placements, access_, counters_, stuck);
       if (status != kOk) {
-        for (const Placement& one : stuck) {
-          uint32_t granules = granules_.handle(one.handle).granules;
-          stale_.push_back({&space, one.slot, granules, 0, Uses{}});
-          for (uint32_t index = one.slot; index < one.slot + granules; ++index) space.slot(index).stale = true;
-        }
+        note_stuck(space, stuck);
         put_back(found);
       }
     }
@@ -408,6 +411,7 @@ void Backing::keep(AddressSpace& space) {
   for (uint32_t index = 0; index < space.highest_used();) {
     HandleId id = space.slot(index).handle;
     uint32_t end = id == 0 ? index + 1 : granules_.handle(id).slot + granules_.handle(id).granules, unused = 0;
+    if (asleep(space, index)) ++space.slot(index).live;
     for (; id != 0 && index < end; ++index) unused += space.slot(index).live++ == 0;
     index = end;
     space.pool_totals().use(unused);
@@ -420,6 +424,7 @@ void Backing::let_go(AddressSpace& space, const Uses& uses) {
   for (uint32_t index = 0; index < space.highest_used();) {
     HandleId id = space.slot(index).handle;
     uint32_t end = id == 0 ? index + 1 : granules_.handle(id).slot + granules_.handle(id).granules;
+    if (asleep(space, index)) release_touch(space, index, index);
     if (id != 0) {
       granules_.used(id, uses);
       release_touch(space, index, end - 1);
@@ -435,7 +440,11 @@ void Backing::uncommit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
        last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
   for (uint32_t index = first; index <= last;) {
     HandleId id = space.slot(index).handle;
-    PYALLOC_ASSERT(id != 0);
+    PYALLOC_ASSERT(id != 0 || space.asleep);
+    if (id == 0) {
+      ++index;
+      continue;
+    }
     granules_.used(id, {stream_bit(user), position});
     index = granules_.handle(id).slot + granules_.handle(id).granules;
   }

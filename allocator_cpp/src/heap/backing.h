@@ -34,6 +34,7 @@
 
 #include "facts/block_counters.h"
 #include "heap/mapping_news.h"
+#include "heap/sleep.h"
 #include "stream/stream_clocks.h"
 #include "vm/address_space.h"
 #include "vm/granules.h"
@@ -117,6 +118,16 @@ class Backing {
   // Idle granules may be given back only when their streams are done: asks every stream.
   void poll_streams();
 
+  // --- sleep (backing_sleep.cpp); the slots of a sleeping space keep counting blocks ---
+  // Whether every handle there is kept from moving and from the driver.
+  void hold(const AddressSpace& space, bool on);
+  bool has_old_mappings(const AddressSpace& space) const;
+  // Unmaps all memory of the spaces and gives it to the driver; what blocks lie in is added to `sleepers`. All or
+  // nothing, but where the driver also refuses to map again what it had just unmapped: that sleeps all the same.
+  Status lay_down(const std::vector<AddressSpace*>& spaces, std::vector<Sleeper>& sleepers);
+  // Maps memory where it was for those in which blocks still lie, held; `sleepers` is empty then. All or nothing.
+  Status get_up(std::vector<Sleeper>& sleepers);
+
   // Of the last failed commit; a pool's limit is one too.
   bool refused_by_limit() const { return refused_by_limit_ || refused_by_pool_; }
   bool refused_by_pool() const { return refused_by_pool_; }
@@ -141,6 +152,10 @@ class Backing {
   bool may_split(int64_t granules) const;
   uint32_t largest_handle() const;
   bool may_unmap() const { return !captures || !clocks_.any_capturing(); }
+  // Whether blocks lie there, with nothing behind them.
+  static bool asleep(const AddressSpace& space, uint32_t slot) {
+    return space.asleep && space.slot(slot).handle == 0 && space.slot(slot).live > 0;
+  }
   static bool covers(const AddressSpace& space, uint64_t offset, uint64_t bytes, const Handle& handle);
   bool finished(const Uses& uses) const;
   bool order_after(const AddressSpace& space, StreamIndex stream, const Uses& uses);
@@ -154,6 +169,11 @@ class Backing {
   void return_idle(std::vector<HandleId> due);
   void depart(HandleId id);
   void undo(std::vector<Stale> due);
+  std::vector<Placement> placements_in(const AddressSpace& space, uint32_t first, uint32_t end) const;
+  void note_stuck(AddressSpace& space, const std::vector<Placement>& stuck);
+  void retire(AddressSpace& space, const Placement& placement, int64_t now, std::vector<Sleeper>& sleepers);
+  Status create_for(const std::vector<Sleeper>& sleepers, std::vector<HandleId>& made);
+  uint64_t live_high_water() const;
   void note_mapped(const AddressSpace& space, const std::vector<Found>& found);
   void put_back(const std::vector<Found>& found);
   void adopt(AddressSpace& space, uint64_t offset, uint64_t bytes, const std::vector<Found>& found);
@@ -170,6 +190,7 @@ class Backing {
   std::deque<Stale> stale_;               // oldest first
   std::vector<Stale> departures_;
   size_t departing_ = 0;  // taken and not yet back
+  int64_t asleep_ = 0;    // granules of all sleepers
   bool refused_by_limit_ = false, refused_by_pool_ = false;
   int64_t full_at_ = INT64_MAX;  // granules held when the driver last had no more
 };

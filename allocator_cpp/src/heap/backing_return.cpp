@@ -85,7 +85,11 @@ std::vector<Backing::Stale> Backing::every_mapping() const {
 void Backing::undo_departures(std::vector<Stale> departures) {
   departing_ -= departures.size();
   for (Stale& one : departures) one.told = true;
-  undo(std::move(departures));
+  if (may_unmap()) {
+    undo(std::move(departures));
+  } else {
+    departures_.insert(departures_.end(), departures.begin(), departures.end());
+  }
 }
 
 // An idle handle leaves its address: what happens to one that is stolen, but that nobody has it yet.

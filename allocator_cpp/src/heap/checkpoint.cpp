@@ -107,12 +107,14 @@ Status DeviceHeap::restore(const Checkpoint& saved, std::vector<SavedBlock>& liv
     if (status == kOk)
       status = one.space->lane() != nullptr ? one.space->lane()->allocate_at(one) : allocate_coarse_at(one);
   }
+  if (news_.untold()) tell_mapped();
   return status;
 }
 
 // Puts an extent at its old place, with the heap's lock held.
 Status DeviceHeap::place_at(const SavedBlock& block, RangeState state, NodeId& placed) {
   Space& space = *block.space;
+  if (space.pool().sleep.rest != Rest::kAwake) return refuse_asleep(space.pool());
   NodeId id = space.extents().free_range_over(block.start, block.length);
   if (id == kNoNode) return occupied(block.address);
   Choice choice{id, block.start, {}};
@@ -146,6 +148,7 @@ Status DeviceHeap::allocate_coarse_at(const SavedBlock& block) {
 
 Status Lane::allocate_at(const SavedBlock& wanted, bool any_slab) {
   Lock lock(mutex_);
+  if (asleep_) return heap_.refuse_asleep(pool_);
   NodeId id = kNoNode;
   SavedBlock block = wanted;
   if (const Slab* over = any_slab ? space_->slab_at(block.address) : nullptr;

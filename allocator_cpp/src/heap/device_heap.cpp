@@ -110,6 +110,7 @@ DeviceHeap::~DeviceHeap() {
       clocks_.synchronize(stream);
     }
   }
+  for (Pool& pool : pools_) pool.sleep.copy.drop();
   backing_.close();
   each_space([](Space& space) { space.memory().free_reservation(); });
   for (const auto& [address, block] : direct_) driver().plain_free(address);
@@ -213,6 +214,7 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
   bool counted = false;
   {
     Lock lock(mutex_);
+    if (pool.sleep.rest != Rest::kAwake) return refuse_asleep(pool);
     NodeId id = kNoNode;
     auto units = static_cast<uint32_t>(wanted / kUnit);
     bool reserve = pool.id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0;

@@ -179,6 +179,20 @@ class DeviceHeap {
   void set_limit(uint64_t bytes);
   Status enable_peer(int peer);
 
+  // --- sleep (sleep.cpp): one at a time (reclaim/sleep_cycle.h); 1 is undone by back_up, 3 by lie_back ---
+  // 1  The pools hand out nothing any more, the device is waited for, and the contents of some are copied to the host.
+  Status lie_down(const std::vector<PoolId>& pools, const std::vector<PoolId>& offload, const CopyProgress& progress);
+  void back_up();
+  // 2  Their memory goes to the driver, after observers were told; its bytes.
+  Status fall_asleep(uint64_t& released);
+  // 3  One try: memory is back at the old addresses, with what was copied.
+  Status get_up(const std::vector<PoolId>& pools, const CopyProgress& progress);
+  void lie_back();
+  // 4  The pools hand out blocks again.
+  void wake_up();
+  uint64_t bytes_asleep(const std::vector<PoolId>& pools);  // that get_up() would need
+  Status refuse_asleep(const Pool& pool);                   // with the heap's lock, or a lane's
+
   void get_stats(pyalloc_device_stats& stats);
   void reset_peak_stats();
   void reset_accumulated_stats();
@@ -250,6 +264,12 @@ class DeviceHeap {
              size_t granule_bytes, uint64_t total);
   void open_reserve(uint64_t bytes);
   void keep(Pool& pool, Reserve& which, Reserve now);
+  std::vector<Pool*> pools_that(Rest rest);
+  std::vector<AddressSpace*> memories_of(const Pool& pool);
+  void set_rest(Pool& pool, Rest rest);
+  int64_t asleep_granules(const Pool& pool);
+  Status finish_all();
+  Status try_to_get_up(const std::vector<PoolId>& pools, const CopyProgress& progress);
   Status set_aside_for_lora(uint64_t bytes);
   void end_prepared();
   static constexpr uint64_t kNowhere = UINT64_MAX;

@@ -43,7 +43,7 @@ Status Lane::deallocate(uint64_t address, pyalloc_freed* freed) {
 }
 
 void Lane::list(Slab& slab) {
-  Slab*& head = with_room_[slab.size_class];
+  Slab*& head = heads()[slab.size_class];
   slab.previous = nullptr;
   slab.next = head;
   if (head != nullptr) head->previous = &slab;
@@ -52,7 +52,7 @@ void Lane::list(Slab& slab) {
 }
 
 void Lane::unlist(Slab& slab) {
-  (slab.previous != nullptr ? slab.previous->next : with_room_[slab.size_class]) = slab.next;
+  (slab.previous != nullptr ? slab.previous->next : heads()[slab.size_class]) = slab.next;
   if (slab.next != nullptr) slab.next->previous = slab.previous;
   slab.previous = slab.next = nullptr;
   slab.listed = false;
@@ -106,8 +106,8 @@ void Lane::slot_became_free(Slab& slab, unsigned slot) {
   count_live(slab.size_class, -1);
   if (!slab.listed) list(slab);
   if (slab.free_slots < slab.slots) return;
-  bool only_one = with_room_[slab.size_class] == &slab && slab.next == nullptr;
-  if (only_one && owned_ && slab.size_class < kSmallClasses)
+  bool only_one = heads()[slab.size_class] == &slab && slab.next == nullptr;
+  if (only_one && owned_ && !asleep_ && slab.size_class < kSmallClasses)
     return;  // a stream that may be destroyed keeps nothing: its event must be recorded now
   unlist(slab);
   free_slab(slab);
@@ -221,14 +221,20 @@ bool Lane::describe(uint64_t address, bool inside, pyalloc_block_view& block) {
   return true;
 }
 
+void Lane::hide(bool asleep) {
+  if (asleep == asleep_) return;
+  std::swap(with_room_, hidden_);
+  asleep_ = asleep;
+}
+
 void Lane::release_empty_slabs() {
   Lock lock(mutex_);
   free_empty_slabs();
 }
 
 void Lane::free_empty_slabs() {
-  for (Slab*& head : with_room_) {
-    for (Slab *slab = head, *next = nullptr; slab != nullptr; slab = next) {
+  for (int index = 0; index < kSizeClasses; ++index) {
+    for (Slab *slab = heads()[index], *next = nullptr; slab != nullptr; slab = next) {
       next = slab->next;
       if (slab->free_slots < slab->slots) continue;
       unlist(*slab);
@@ -240,7 +246,7 @@ void Lane::free_empty_slabs() {
 bool Lane::validate(std::string& reason) {
   for (int index = 0; index < kSizeClasses; ++index) {
     const Slab* previous = nullptr;
-    for (const Slab* slab = with_room_[index]; slab != nullptr; slab = slab->next) {
+    for (const Slab* slab = heads()[index]; slab != nullptr; slab = slab->next) {
       if (slab->size_class != index || !slab->listed || slab->previous != previous)
         return reason = "lane: its list of slabs is broken", false;
       int free_seen = __builtin_popcountll(slab->free_bits[0]) + __builtin_popcountll(slab->free_bits[1]);

@@ -56,6 +56,8 @@ class alignas(kOwnLines) Lane {
   // What its stream's blocks without a scope were like; shared with the stream's lane of the workspace pool.
   Lifetimes* lifetimes = nullptr;
   void add_escapes(std::map<uint64_t, int64_t>& sizes);
+  // Whether the pool sleeps: slabs with room are out of reach then. With the lane's lock held.
+  void hide(bool asleep);
 
   // Whether a request is one for allocate() with nothing else to decide. chosen: as for DeviceHeap::allocate.
   bool serves(PoolId pool, bool chosen, cuda::Stream stream, size_t bytes) const {
@@ -84,6 +86,7 @@ class alignas(kOwnLines) Lane {
   Status allocate_slot(int size_class, size_t bytes, void** pointer);
   Status deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed);
   void slot_became_free(Slab& slab, unsigned slot);
+  Slab** heads() { return asleep_ ? hidden_ : with_room_; }
   void list(Slab& slab);
   void unlist(Slab& slab);
   Status add_slab(int size_class);
@@ -116,7 +119,9 @@ class alignas(kOwnLines) Lane {
   const bool owned_, arena_;
   RankedMutex mutex_{Rank::kLane};
   BlockCounters::Lane& counters_;
-  Slab* with_room_[kSizeClasses] = {};
+  Slab* with_room_[kSizeClasses] = {};  // all null while asleep, and the lists in hidden_
+  Slab* hidden_[kSizeClasses] = {};
+  bool asleep_ = false;
   int live_[kSizeClasses] = {};  // live blocks that are, or could be, slots of the class
   std::unique_ptr<Space> space_;
   const void* user_ = nullptr;  // arena: the thread that allocated last

@@ -19,6 +19,7 @@ bool Lane::all_slots_live(uint32_t start, uint32_t units, uint32_t least) const 
 
 // With the lock held. Finds a place and puts memory behind it.
 Status Lane::take_extent(uint32_t units, uint32_t alignment, RangeState state, uint64_t requested, NodeId& taken) {
+  if (asleep_) return heap_.refuse_asleep(pool_);
   if (space_ == nullptr) {
     Status status = heap_.make_space(*this);
     if (status != kOk) return status;

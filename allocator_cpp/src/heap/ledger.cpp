@@ -51,6 +51,8 @@ void DeviceHeap::add_to(pyalloc_ledger& ledger, PoolId id, const pyalloc_pool_st
   ledger.allocated += pool.allocated;
   ledger.used += pool.used;
   if (!is_private(id)) ledger.reserve += pool.reserve;
+  ledger.asleep += pool.asleep;
+  ledger.offloaded += pool.offloaded;
   ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
 }
 

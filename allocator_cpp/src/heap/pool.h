@@ -27,6 +27,7 @@
 
 #include "facts/usage.h"
 #include "heap/pool_names.h"
+#include "heap/sleep.h"
 #include "heap/space.h"
 #include "pyalloc/pyalloc.h"
 
@@ -54,6 +55,7 @@ struct Pool {
   std::atomic<bool> captured{false};  // a private pool in which a CUDA graph was captured; set once in its life
   int64_t handed_out_coarse = 0;      // bytes asked for, ever
   Usage live_coarse;                  // blocks of the spaces without a lane
+  Sleep sleep;
 };
 
 }  // namespace pyalloc

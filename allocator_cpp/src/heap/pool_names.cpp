@@ -30,7 +30,7 @@ Names& names() {
 
 bool well_formed(const char* name) {
   size_t length = std::strlen(name);
-  if (length == 0 || length > kLongestName) return false;
+  if (length == 0 || length > kLongestName || std::strcmp(name, "private") == 0) return false;
   return std::strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == length;
 }
 
@@ -68,7 +68,9 @@ Status find_or_make(const char* name, bool create, const PoolPolicy& policy, Poo
                 known().c_str());
   if (!well_formed(name))
     return fail(PYALLOC_INVALID_ARGUMENT,
-                "a pool cannot be named '%s'; expected 1 to 31 lower-case letters, digits and underscores", name);
+                "a pool cannot be named '%s'; expected 1 to 31 lower-case letters, digits and underscores, and not "
+                "'private', which stands for torch's own",
+                name);
   Lock lock(all.mutex);
   if (known_already()) return kOk;  // by another thread
   if (id == kMostPools)

@@ -29,6 +29,7 @@ const char* pool_name(PoolId id);  // null: there is none; "private" for every p
 const PoolPolicy& pool_policy(PoolId id);
 constexpr PoolId kMostPrivatePools = 4096;  // on a device at one time
 constexpr PoolId kPoolIds = kMostPools + kMostPrivatePools;
+constexpr PoolId kPrivatePools = kNoPool - 1;  // all of them, where pools are named
 inline bool is_private(PoolId id) { return id >= kMostPools && id < kPoolIds; }
 
 // Finds the pool or makes it, with the layout of pool `like` but slabs of `slab_bytes`. kNoPool: any layout; kAsLike: the

@@ -57,10 +57,13 @@ Pool* DeviceHeap::pool_counts(PoolId id, pyalloc_pool_stats& stats) {
   stats.blocks = live.blocks;
   stats.requested = live.requested;
   stats.allocated = live.bytes;
-  stats.used = pool->mapped.used * granule;
+  stats.asleep = asleep_granules(*pool) * granule;
+  stats.offloaded = static_cast<int64_t>(pool->sleep.copy.bytes());
+  stats.used = pool->mapped.used * granule - stats.asleep;
   stats.reserved = pool->mapped.slots * granule;
   stats.peak = pool->mapped.peak_used * granule;
-  if (id == PYALLOC_POOL_LORA) stats.reserve = static_cast<int64_t>(lora_reserve_.bytes + lora_prepared_.bytes);
+  if (id == PYALLOC_POOL_LORA && !pool->coarse.memory().asleep)
+    stats.reserve = static_cast<int64_t>(lora_reserve_.bytes + lora_prepared_.bytes);
   if (pool->coarse.memory().kept) stats.reserve = stats.reserved;
   return pool;
 }

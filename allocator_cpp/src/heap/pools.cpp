@@ -90,6 +90,7 @@ Lane* DeviceHeap::lane_of(Pool& pool, cuda::Stream stream, bool owned, bool aren
   if (lane == nullptr) {
     lane = &lanes_.emplace_back(*this, pool, block_counters_, stream, index, owned, arena);
     lane->lifetimes = lifetimes_[index].get();
+    lane->hide(pool.sleep.rest != Rest::kAwake);
   }
   if (owned) seen.store(lane, std::memory_order_release);
   return lane;

@@ -59,7 +59,8 @@ void DeviceHeap::retire_pools() {
   size_t remembered = 0;
   for (auto one = private_pools_.begin(); one != private_pools_.end();) {
     PrivatePool& known = one->second;
-    if (known.uses == 0 && known.pool != nullptr && known.pool->mapped.slots == 0) {
+    if (known.uses == 0 && known.pool != nullptr && known.pool->mapped.slots == 0 &&
+        known.pool->sleep.rest == Rest::kAwake) {
       known.pool->captured = false;
       each_space_of(*known.pool, [](Space& space) { space.memory().replayed = false; });
       retired_pools_.push_back(known.pool->id);

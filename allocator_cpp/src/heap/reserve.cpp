@@ -72,6 +72,7 @@ Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   if (lora_reserve_.bytes == 0)
     return fail(PYALLOC_WRONG_STATE, "there is no reserve for LoRA adapters on device %d; set lora_reserve", device_);
   Pool& pool = *open_pool(PYALLOC_POOL_LORA);
+  if (pool.sleep.rest != Rest::kAwake) return refuse_asleep(pool);
   refused_by(kNoPool, false);
   if (bytes > pool.coarse.memory().bytes() / 2) return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
   uint64_t wanted = align_up(bytes, granule_bytes_);

@@ -100,6 +100,17 @@ Status Ladder::prepare_lora(DeviceHeap& heap, uint64_t bytes) {
       heap, PYALLOC_POOL_LORA, bytes, [&] { return heap.prepare_lora(bytes); }, [] { return PYALLOC_OUT_OF_MEMORY; });
 }
 
+Status Ladder::get_up(DeviceHeap& heap, const std::vector<PoolId>& pools, const CopyProgress& progress) {
+  Status status = heap.get_up(pools, progress);
+  if (status != PYALLOC_OUT_OF_MEMORY) return status;
+  auto sleeps = [&](PoolId pool) { return heap.bytes_asleep({pool}) > 0; };
+  auto first = std::find_if(pools.begin(), pools.end(), sleeps);
+  PoolId named = first != pools.end() ? *first : pools.front();
+  return climb(
+      heap, named == kPrivatePools ? kMostPools : named, heap.bytes_asleep(pools),
+      [&] { return heap.get_up(pools, progress); }, [] { return PYALLOC_OUT_OF_MEMORY; });
+}
+
 Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
                      const std::function<Status()>& borrow) {
   std::string why = last_error();

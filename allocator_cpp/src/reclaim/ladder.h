@@ -48,6 +48,8 @@ class Ladder {
     return status != PYALLOC_OUT_OF_MEMORY ? status : insist(heap, pool, chosen, stream, owned, bytes, pointer);
   }
   Status prepare_lora(DeviceHeap& heap, uint64_t bytes);
+  // Pools that sleep get their memory again.
+  Status get_up(DeviceHeap& heap, const std::vector<PoolId>& pools, const CopyProgress& progress);
 
   RankedMutex& mutex() { return mutex_; }  // for a fork
 

@@ -32,10 +32,13 @@ struct Snapshot {
   std::vector<pyalloc_pool_stats> pools;
 };
 
+// What lies in memory, and not in a pool that sleeps.
+int64_t awake(const pyalloc_ledger& whole) { return std::max<int64_t>(0, whole.allocated - whole.asleep); }
+
 Reason reason_of(DeviceHeap& heap, const std::string& why, const Refusal& one, const Snapshot& now) {
   if (heap.refused_by_limit() || why == DeviceHeap::kReserveFull) return kLimit;
   auto wanted = static_cast<int64_t>(one.bytes);
-  int64_t there_is = now.whole.free + now.whole.shelf + now.whole.reserved - now.whole.allocated;
+  int64_t there_is = now.whole.free + now.whole.shelf + now.whole.reserved - awake(now.whole);
   if (there_is - (one.pool == PYALLOC_POOL_LORA ? 0 : now.whole.set_aside) >= wanted) return kFragmentation;
   return there_is >= wanted ? kPinned : kCapacity;
 }
@@ -60,11 +63,11 @@ std::string of_pools(const Snapshot& now) {
 
 std::string of_fragmentation(const Snapshot& now) {
   const pyalloc_ledger& whole = now.whole;
-  int64_t free = whole.reserved - whole.allocated - whole.set_aside;
+  int64_t free = whole.reserved - awake(whole) - whole.set_aside;
   if (free <= 0) return "";
   return " Fragmentation: external " + share(free - whole.largest_free, free) + ", after moving what is idle " +
          share(free - whole.largest_remapped, free) + ", in partly used granules " +
-         share(std::max<int64_t>(0, whole.used - whole.allocated - whole.set_aside), whole.reserved) + " of reserved.";
+         share(std::max<int64_t>(0, whole.used - awake(whole) - whole.set_aside), whole.reserved) + " of reserved.";
 }
 
 std::string of_rungs(const Refusal& one) {
@@ -106,7 +109,7 @@ std::string next_step(DeviceHeap& heap, const std::string& why, const Refusal& o
            "(pyalloc.lora_prepare(0)).";
   if (one.reason == kFragmentation)
     return " Memory that lives long keeps pieces of it in use: keep it apart (pyalloc.pool), or free some of it.";
-  if (now.whole.allocated + static_cast<int64_t>(one.bytes) > now.whole.total)
+  if (awake(now.whole) + static_cast<int64_t>(one.bytes) > now.whole.total)
     return " The program needs more than the device has: use smaller batches or shorter caches.";
   return " Free tensors that are no longer needed, or stop other processes that use this GPU.";
 }

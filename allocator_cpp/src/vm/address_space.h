@@ -66,6 +66,8 @@ class AddressSpace {
   // Blocks here are used by CUDA graphs, which may be replayed on any stream: memory that comes here must be finished
   // everywhere, since waits on a GPU order only the work enqueued after them.
   bool replayed = false;
+  // The pool sleeps: its blocks keep their addresses, with nothing behind them.
+  bool asleep = false;
   // Memory comes and goes in slabs of so many slots, from a multiple of it on; no block lies over the border of two.
   uint32_t slab_slots = 1;
 
@@ -75,6 +77,7 @@ class AddressSpace {
   size_t granule_bytes() const { return granule_bytes_; }
   uint32_t slots() const { return static_cast<uint32_t>(bytes_ / granule_bytes_); }
   uint64_t address(uint32_t slot) const { return base_ + uint64_t{slot} * granule_bytes_; }
+  uint32_t slot_of(uint64_t address) const { return static_cast<uint32_t>((address - base_) / granule_bytes_); }
   Slot& slot(uint32_t index) { return slots_[index]; }
   const Slot& slot(uint32_t index) const { return slots_[index]; }
 

@@ -97,6 +97,8 @@ class Granules {
   void remove_stale(HandleId id) { --handles_[id].stale; }
   void used(HandleId id, const Uses& uses) { handles_[id].uses.add(uses); }
   void forget_inherited(HandleId id) { handles_[id].inherited = Uses{}; }
+  // Stays mapped where it is, idle or not, while the pool falls asleep or wakes.
+  void pin(HandleId id, bool on) { handles_[id].pinned = on; }
   // An idle handle is taken off its list to be moved, and put back, as the oldest, when that failed.
   void take_idle(HandleId id);
   void put_idle(HandleId id);

@@ -53,6 +53,11 @@ Status map_placements(const AddressSpace& space, const Granules& granules, const
   return kOk;
 }
 
+void undo_placements(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements,
+                     std::vector<Placement>& stuck) {
+  undo(space, granules, placements, placements.size(), stuck);
+}
+
 Status unmap_run(const AddressSpace& space, uint32_t first, uint32_t slots, Counters& counters) {
   cuda::Result result = driver().unmap(space.address(first), uint64_t{slots} * space.granule_bytes());
   if (result != cuda::kSuccess) return driver_failure("cuMemUnmap", result, "undoing a mapping");

@@ -20,6 +20,10 @@ struct Placement {
 Status map_placements(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements,
                       const std::vector<cuda::AccessDesc>& access, Counters& counters, std::vector<Placement>& stuck);
 
+// Undoes mappings that nothing has used; `stuck` as above.
+void undo_placements(const AddressSpace& space, const Granules& granules, const std::vector<Placement>& placements,
+                     std::vector<Placement>& stuck);
+
 // Unmaps `slots` mapped slots from `first` with one call.
 Status unmap_run(const AddressSpace& space, uint32_t first, uint32_t slots, Counters& counters);
 

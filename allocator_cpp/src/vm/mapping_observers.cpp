@@ -1,6 +1,7 @@
 #include "vm/mapping_observers.h"
 
 #include <algorithm>
+#include <string>
 
 namespace pyalloc {
 namespace {
@@ -41,6 +42,7 @@ void MappingObservers::note_wanted() {
 }
 
 void MappingObservers::tell(const pyalloc_mapping_event& event) {
+  std::string error = last_error();  // of the call that is under way
   Lock lock(mutex_);
   std::vector<std::shared_ptr<Observer>> all = observers_;
   for (const auto& one : all) {
@@ -55,6 +57,7 @@ void MappingObservers::tell(const pyalloc_mapping_event& event) {
     --one->calls;
     returned_.notify_all();
   }
+  fail(kOk, "%s", error.c_str());
 }
 
 bool MappingObservers::telling() { return !inside.empty(); }

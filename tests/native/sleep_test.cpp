@@ -1,0 +1,526 @@
+// Pools that sleep: memory goes to the driver, addresses and blocks stay, contents come back where asked; all of it or nothing.
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "pools.h"
+
+using namespace test;
+namespace cuda = pyalloc::cuda;
+
+namespace {
+
+constexpr int kWeights = PYALLOC_POOL_WEIGHTS, kKv = PYALLOC_POOL_KV, kGeneral = PYALLOC_POOL_GENERAL;
+
+struct Seen {
+  int calls = 0;
+  uint64_t done = 0, total = 0;
+  static void hear(void* context, int, uint64_t done, uint64_t total) {
+    auto& self = *static_cast<Seen*>(context);
+    ++self.calls;
+    CHECK(done > self.done || total != self.total);
+    self.done = done;
+    self.total = total;
+  }
+};
+
+pyalloc_status sleep(const std::vector<int>& pools, const std::vector<int>& offload = {}, uint64_t* released = nullptr,
+                     Seen* seen = nullptr) {
+  std::vector<int> flags;
+  for (int pool : pools) {
+    bool wanted = false;
+    for (int one : offload) wanted |= one == pool;
+    flags.push_back(wanted ? 1 : 0);
+  }
+  return pyalloc_sleep(pools.data(), flags.data(), static_cast<int>(pools.size()),
+                       seen != nullptr ? &Seen::hear : nullptr, seen, released);
+}
+
+pyalloc_status wake(const std::vector<int>& pools, Seen* seen = nullptr) {
+  return pyalloc_wake(pools.data(), static_cast<int>(pools.size()), seen != nullptr ? &Seen::hear : nullptr, seen);
+}
+
+bool unmapped(const void* at) {
+  uint8_t byte = 0;
+  return simgpu_read(address(at), &byte, 1) != 0;
+}
+
+struct Block {
+  void* at;
+  size_t bytes;
+  uint8_t value;
+};
+
+// Blocks of every layout in a pool: slots, extents, large ones, some freed again, so that handles are split.
+std::vector<Block> furnish(int pool, void* stream, uint64_t seed) {
+  Random random(seed);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 60; ++i) {
+    size_t bytes = i % 3 == 0   ? 1 + random.below(3000)
+                   : i % 3 == 1 ? 1 + random.below(900 * kKiB)
+                                : random.bytes(9 * kMiB);
+    Block one{in_pool(pool, bytes, stream), bytes, static_cast<uint8_t>(seed * 50 + static_cast<uint64_t>(i))};
+    CHECK(one.at != nullptr && fill(stream, one.at, bytes, one.value));
+    blocks.push_back(one);
+  }
+  for (size_t i = 0; i < blocks.size(); i += 2) {
+    deallocate(blocks[i].at);
+    blocks[i] = blocks.back();
+    blocks.pop_back();
+  }
+  return blocks;
+}
+
+bool intact(const std::vector<Block>& blocks) {
+  for (const Block& one : blocks)
+    if (!holds(one.at, one.bytes, one.value)) return false;
+  return true;
+}
+
+void free_all(std::vector<Block>& blocks) {
+  for (const Block& one : blocks) CHECK_EQ(deallocate(one.at), PYALLOC_OK);
+  blocks.clear();
+}
+
+}  // namespace
+
+TEST(contents_come_back_at_the_same_addresses) {
+  for (int pool : {kWeights, kKv, kGeneral, int{PYALLOC_POOL_WORKSPACE}}) {
+    Gpu gpu("memory:1GiB");
+    void* stream = gpu.stream();
+    std::vector<Block> blocks = furnish(pool, stream, 3);
+    void* other = in_pool(pool == kWeights ? kKv : kWeights, 3 * kMiB);
+    uint64_t used = simgpu_used(0), released = 0;
+    int64_t reserved = stats().reserved_bytes[0].current, allocated = stats().allocated_bytes[0].current;
+    Seen out, in;
+    CHECK_EQ(sleep({pool}, {pool}, &released, &out), PYALLOC_OK);
+    CHECK(out.calls > 0 && out.done == out.total);
+    CHECK_EQ(figures(pool).offloaded, static_cast<int64_t>(out.total));
+    CHECK_EQ(figures(pool).asleep, static_cast<int64_t>(out.total));
+    CHECK_EQ(figures(pool).used, int64_t{0});
+    CHECK_EQ(figures(pool).reserved, int64_t{0});
+    CHECK_EQ(simgpu_used(0), uint64_t{4 * kMiB});
+    CHECK_EQ(released, used - 4 * kMiB);
+    CHECK_EQ(stats().allocated_bytes[0].current, allocated);  // its blocks live on
+    CHECK(unmapped(blocks[0].at) && !unmapped(other));
+    CHECK(valid());
+    // Somebody else has the memory meanwhile.
+    void* guest = allocate(900 * kMiB);
+    if (pool != kGeneral) {
+      CHECK(guest != nullptr && fill(nullptr, guest, 900 * kMiB, 9));
+      deallocate(guest);
+    }
+    CHECK_EQ(wake({pool}, &in), PYALLOC_OK);
+    CHECK(in.calls > 0 && in.total == out.total);
+    CHECK(intact(blocks));
+    CHECK(stats().reserved_bytes[0].current <= reserved + static_cast<int64_t>(900 * kMiB));
+    CHECK_EQ(figures(pool).asleep, int64_t{0});
+    CHECK_EQ(figures(pool).offloaded, int64_t{0});
+    CHECK(valid());
+    void* more = in_pool(pool, 5 * kMiB, stream);
+    CHECK(more != nullptr && intact(blocks));
+    deallocate(more);
+    free_all(blocks);
+    deallocate(other);
+    CHECK(valid());
+    trim();
+    CHECK_EQ(simgpu_used(0), uint64_t{0});
+  }
+}
+
+// The vLLM way: weights are restored, the KV cache is not, five times over.
+TEST(cycles_use_the_same_memory_each_time) {
+  Gpu gpu("memory:1GiB");
+  void* stream = gpu.stream();
+  std::vector<Block> weights = furnish(kWeights, stream, 1), kv = furnish(kKv, stream, 2);
+  trim();
+  uint64_t used = 0;
+  for (int cycle = 0; cycle < 5; ++cycle) {
+    CHECK_EQ(sleep({kWeights, kKv}, {kWeights}), PYALLOC_OK);
+    CHECK_EQ(simgpu_used(0), uint64_t{0});
+    CHECK_EQ(figures(kKv).offloaded, int64_t{0});
+    CHECK_EQ(wake({kWeights}), PYALLOC_OK);  // in two steps, as vLLM does
+    CHECK(unmapped(kv[0].at) && intact(weights));
+    CHECK_EQ(wake({kKv}), PYALLOC_OK);
+    if (cycle == 0) used = simgpu_used(0);
+    CHECK_EQ(simgpu_used(0), used);
+    for (const Block& one : kv) CHECK(fill(stream, one.at, one.bytes, one.value));
+    CHECK(intact(weights) && intact(kv));
+    CHECK(valid());
+  }
+  free_all(weights);
+  free_all(kv);
+}
+
+TEST(sleeping_and_waking_again_change_nothing) {
+  Gpu gpu("memory:256MiB");
+  std::vector<Block> weights = furnish(kWeights, nullptr, 4);
+  CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OK);  // nothing sleeps
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  uint64_t released = 1;
+  CHECK_EQ(sleep({kWeights, kKv}, {}, &released), PYALLOC_OK);  // what is kept is kept
+  CHECK_EQ(released, uint64_t{0});
+  CHECK_EQ(wake({kWeights, kKv, kWeights}), PYALLOC_OK);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  CHECK(intact(weights));
+  free_all(weights);
+  CHECK_EQ(sleep({}), PYALLOC_OK);
+  CHECK_EQ(sleep({99}), PYALLOC_INVALID_ARGUMENT);
+  CHECK(says("expected 0 to"));
+  CHECK_EQ(pyalloc_sleep(nullptr, nullptr, 1, nullptr, nullptr, nullptr), PYALLOC_INVALID_ARGUMENT);
+  CHECK_EQ(wake({-1}), PYALLOC_INVALID_ARGUMENT);
+}
+
+TEST(a_sleeping_pool_hands_out_nothing_and_takes_frees) {
+  for (int pool : {kWeights, kKv, kGeneral, int{PYALLOC_POOL_WORKSPACE}}) {
+    Gpu gpu("memory:256MiB", "lora_reserve:0");
+    std::vector<Block> blocks = furnish(pool, nullptr, 5);
+    CHECK_EQ(sleep({pool}, {pool}), PYALLOC_OK);
+    for (size_t bytes : {size_t{100}, 100 * kKiB, 600 * kKiB, 5 * kMiB, 40 * kMiB}) {
+      void* refused = nullptr;
+      In scope(pool);
+      CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, bytes, &refused), PYALLOC_WRONG_STATE);
+      CHECK(says("sleeps on device 0") && says("pyalloc.wake()"));
+      void* newcomer = gpu.stream();  // a lane that is made now
+      CHECK_EQ(pyalloc_allocate(0, newcomer, PYALLOC_STREAM_OWNED, bytes, &refused), PYALLOC_WRONG_STATE);
+    }
+    CHECK_EQ(stats().num_ooms, int64_t{0});
+    for (size_t i = 0; i < blocks.size(); i += 2) {
+      CHECK_EQ(deallocate(blocks[i].at), PYALLOC_OK);
+      CHECK_EQ(deallocate(blocks[i].at), PYALLOC_UNKNOWN_POINTER);
+      blocks[i] = blocks.back();
+      blocks.pop_back();
+      CHECK(valid());
+    }
+    int64_t asleep = figures(pool).asleep;
+    CHECK_EQ(wake({pool}), PYALLOC_OK);
+    CHECK(intact(blocks));
+    CHECK_EQ(figures(pool).used, asleep);  // what was freed needs no memory
+    CHECK(valid());
+    CHECK_EQ(sleep({pool}), PYALLOC_OK);
+    free_all(blocks);
+    CHECK_EQ(figures(pool).asleep, int64_t{0});
+    CHECK_EQ(wake({pool}), PYALLOC_OK);
+    void* next = in_pool(pool, 1000);
+    CHECK(next != nullptr);
+    deallocate(next);
+    CHECK(valid());
+  }
+}
+
+TEST(work_that_is_under_way_is_waited_for) {
+  Gpu gpu("memory:256MiB,streams:deferred,seed:6");
+  void *one = gpu.stream(), *two = gpu.stream();
+  void* block = in_pool(kWeights, 30 * kMiB, one);
+  void* recorded = in_pool(kWeights, 5 * kMiB, one);
+  CHECK(fill(one, block, 30 * kMiB, 7));
+  CHECK(fill(two, recorded, 5 * kMiB, 8));
+  CHECK_EQ(pyalloc_record_stream(recorded, two, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+  deallocate(recorded);
+  CHECK(simgpu_pending() > 0);
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  CHECK_EQ(simgpu_pending(), int64_t{0});
+  CHECK_EQ(figures(kWeights).offloaded, static_cast<int64_t>(30 * kMiB));
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  CHECK(holds(block, 30 * kMiB, 7));
+  deallocate(block);
+}
+
+TEST(memory_that_moved_here_leaves_its_old_address_first) {
+  Gpu gpu("memory:128MiB,streams:deferred,seed:2");
+  void *one = gpu.stream(), *two = gpu.stream();
+  void* first = allocate(100 * kMiB, one);
+  CHECK(fill(one, first, 100 * kMiB, 1));
+  deallocate(first);
+  void* block = in_pool(kWeights, 100 * kMiB, two);
+  CHECK(stats().stale_mappings > 0 && fill(two, block, 100 * kMiB, 2));
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  CHECK(simgpu_used(0) <= 28 * kMiB);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  CHECK(holds(block, 100 * kMiB, 2));
+  deallocate(block);
+}
+
+// What is short when it wakes: half of the memory is taken. Everything stays as it was, and a later wake works.
+TEST(a_wake_without_memory_changes_nothing) {
+  Gpu gpu("memory:256MiB");
+  std::vector<Block> weights = furnish(kWeights, nullptr, 7);
+  void* kv = in_pool(kKv, 100 * kMiB);
+  CHECK_EQ(sleep({kWeights, kKv}, {kWeights}), PYALLOC_OK);
+  void* guest = allocate(200 * kMiB);
+  CHECK(guest != nullptr);
+  uint64_t used = simgpu_used(0);
+  pyalloc_pool_stats before = figures(kWeights);
+  for (int tries = 0; tries < 3; ++tries) {
+    CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OUT_OF_MEMORY);
+    CHECK(says("CUDA out of memory") && says("Pools (allocated"));
+    CHECK_EQ(simgpu_used(0), used);
+    CHECK_EQ(figures(kWeights).asleep, before.asleep);
+    CHECK_EQ(figures(kWeights).offloaded, before.offloaded);
+    CHECK(valid());
+  }
+  CHECK_EQ(stats().num_ooms, int64_t{3});
+  deallocate(guest);
+  CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OK);  // from what is idle now
+  CHECK(intact(weights));
+  free_all(weights);
+  deallocate(kv);
+  CHECK(valid());
+}
+
+TEST(waking_climbs_the_ladder) {
+  Gpu gpu("memory:256MiB");
+  void* weights = in_pool(kWeights, 150 * kMiB);
+  CHECK(fill(nullptr, weights, 150 * kMiB, 3));
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  void* cache = allocate(200 * kMiB);
+  pyalloc_reclaim_fn drop = [](void* context, int, size_t bytes) -> uint64_t {
+    CHECK_EQ(bytes, 150 * kMiB);
+    deallocate(*static_cast<void**>(context));
+    return 200 * kMiB;
+  };
+  CHECK_EQ(pyalloc_add_reclaimer(drop, &cache, 0), PYALLOC_OK);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  CHECK_EQ(stats().rung_reclaimers, int64_t{1});
+  CHECK(holds(weights, 150 * kMiB, 3));
+  deallocate(weights);
+}
+
+TEST(limits_count_what_wakes) {
+  Gpu gpu("memory:256MiB", "limit:128MiB");
+  void* weights = in_pool(kWeights, 100 * kMiB);
+  CHECK_EQ(sleep({kWeights}), PYALLOC_OK);
+  void* other = allocate(100 * kMiB);
+  CHECK(other != nullptr);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OUT_OF_MEMORY);
+  CHECK(says("limit"));
+  deallocate(other);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  deallocate(weights);
+}
+
+// The system's, or the driver's, host memory is short: everything stays as it was.
+TEST(sleep_without_host_memory_changes_nothing) {
+  Gpu gpu("memory:512MiB");
+  void* block = in_pool(kWeights, 200 * kMiB);  // chunks of 64 MiB
+  CHECK(fill(nullptr, block, 200 * kMiB, 4));
+  CHECK_EQ(simgpu_fail("cuMemHostAlloc", 3, 1, cuda::kOutOfMemory), 0);
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OUT_OF_MEMORY);
+  CHECK(says("cuMemHostAlloc"));
+  CHECK_EQ(figures(kWeights).asleep, int64_t{0});
+  CHECK_EQ(figures(kWeights).offloaded, int64_t{0});
+  CHECK(holds(block, 200 * kMiB, 4) && valid());
+  void* more = in_pool(kWeights, kMiB);
+  CHECK(more != nullptr);
+  deallocate(more);
+  deallocate(block);
+}
+
+// A block larger than the machine: refused before anything is pinned.
+TEST(sleep_asks_what_the_host_has) {
+  Gpu gpu("memory:2048GiB");
+  void* block = in_pool(kWeights, size_t{1900} * kGiB);
+  CHECK(block != nullptr);
+  simgpu_reset_calls();
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OUT_OF_MEMORY);
+  CHECK(says("of host memory are needed") && says("offload fewer pools"));
+  CHECK_EQ(simgpu_calls("cuMemHostAlloc"), int64_t{0});
+  deallocate(block);
+}
+
+TEST(several_devices_sleep_together_or_not_at_all) {
+  Gpu gpu("memory:256MiB", "", 2);
+  void *one = nullptr, *two = nullptr;
+  {
+    In scope(kWeights);
+    one = allocate(40 * kMiB, nullptr, 0);
+    two = allocate(40 * kMiB, nullptr, 1);
+  }
+  Gpu::use(0);
+  CHECK(fill(nullptr, one, 40 * kMiB, 1));
+  CHECK_EQ(simgpu_fail("cuMemcpyDtoHAsync", 2, 1, cuda::kUnknown), 0);  // the second device's
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_DRIVER_ERROR);
+  CHECK(says("cuMemcpyDtoHAsync"));
+  CHECK(!unmapped(one) && !unmapped(two) && simgpu_used(0) == 40 * kMiB);
+  simgpu_clear_faults();
+  CHECK_EQ(simgpu_fail("cuMemUnmap", 2, 1, cuda::kUnknown), 0);  // the first sleeps already
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_DRIVER_ERROR);
+  CHECK(!unmapped(one) && !unmapped(two) && holds(one, 40 * kMiB, 1));
+  CHECK(valid());
+  simgpu_clear_faults();
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  CHECK(unmapped(one) && unmapped(two));
+  void* guest = allocate(250 * kMiB, nullptr, 1);
+  CHECK(guest != nullptr);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OUT_OF_MEMORY);  // of the second; the first lies back
+  CHECK(unmapped(one) && unmapped(two) && simgpu_used(0) == 0);
+  CHECK(pyalloc_validate(0) == PYALLOC_OK && pyalloc_validate(1) == PYALLOC_OK);
+  deallocate(guest);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  CHECK(holds(one, 40 * kMiB, 1));
+  deallocate(one);
+  deallocate(two);
+}
+
+TEST(peers_reach_what_woke) {
+  Gpu gpu("memory:256MiB", "", 2);
+  void* block = in_pool(kWeights, 10 * kMiB);
+  deallocate(allocate(100, nullptr, 1));
+  CHECK_EQ(pyalloc_enable_peer_access(1, 0), PYALLOC_OK);
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  void* theirs = gpu.stream(1);
+  Gpu::use(1);
+  CHECK(fill(theirs, block, 10 * kMiB, 5));
+  Gpu::use(0);
+  deallocate(block);
+}
+
+namespace {
+
+struct Ear {
+  int64_t unmapping = 0, mapped = 0;
+  static void hear(void* context, const pyalloc_mapping_event* event) {
+    auto& self = *static_cast<Ear*>(context);
+    CHECK(!unmapped(event->address));  // before it goes, and after it came
+    (event->kind == PYALLOC_MAPPED ? self.mapped : self.unmapping) += static_cast<int64_t>(event->bytes);
+  }
+};
+
+}  // namespace
+
+TEST(observers_hear_of_sleep_and_wake) {
+  Gpu gpu("memory:256MiB");
+  void* block = in_pool(kWeights, 40 * kMiB);
+  Ear ear;
+  CHECK_EQ(pyalloc_add_mapping_observer(&Ear::hear, &ear, 3), PYALLOC_OK);
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  CHECK_EQ(ear.unmapping, static_cast<int64_t>(40 * kMiB));
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  CHECK_EQ(ear.mapped, static_cast<int64_t>(40 * kMiB));
+  CHECK_EQ(simgpu_fail("cuMemUnmap", 1, 1, cuda::kUnknown), 0);
+  CHECK_EQ(sleep({kWeights}), PYALLOC_DRIVER_ERROR);
+  CHECK_EQ(ear.mapped, static_cast<int64_t>(80 * kMiB));  // it stays after all
+  CHECK_EQ(pyalloc_remove_mapping_observer(&Ear::hear, &ear), PYALLOC_OK);
+  deallocate(block);
+}
+
+TEST(threads_free_and_allocate_elsewhere_meanwhile) {
+  Gpu gpu("memory:1GiB", "maintenance:on,decay:2");
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      Gpu::use(0);
+      Random random(static_cast<uint64_t>(t) + 10);
+      std::vector<void*> mine;
+      while (!over) {
+        int pool = random.below(2) == 0 ? kGeneral : kKv;
+        In scope(pool);
+        void* block = nullptr;
+        pyalloc_status status = pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, random.bytes(8 * kMiB), &block);
+        CHECK(status == PYALLOC_OK || (pool == kKv && status == PYALLOC_WRONG_STATE));
+        if (status == PYALLOC_OK) mine.push_back(block);
+        while (mine.size() > 20 || (!mine.empty() && random.below(3) == 0)) {
+          size_t at = random.below(mine.size());
+          CHECK_EQ(deallocate(mine[at]), PYALLOC_OK);
+          mine[at] = mine.back();
+          mine.pop_back();
+        }
+      }
+      for (void* block : mine) deallocate(block);
+    });
+  }
+  std::vector<Block> weights = furnish(kWeights, nullptr, 8);
+  for (int cycle = 0; cycle < 20 / kSlowdown + 2; ++cycle) {
+    CHECK_EQ(sleep({kWeights, kKv}, {kWeights, kKv}), PYALLOC_OK);
+    CHECK(valid());
+    CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OK);
+    CHECK(intact(weights) && valid());
+  }
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  free_all(weights);
+  CHECK(valid());
+}
+
+// Every driver call that sleep and wake make, failing in turn.
+TEST(each_refusal_leaves_the_pool_awake_or_asleep_as_it_was) {
+  static const char* const calls[] = {"cuCtxSynchronize",  "cuMemHostAlloc",     "cuMemFreeHost",
+                                      "cuStreamCreate",    "cuStreamDestroy",    "cuStreamSynchronize",
+                                      "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",  "cuMemUnmap",
+                                      "cuMemRelease",      "cuMemCreate",        "cuMemMap",
+                                      "cuMemSetAccess",    "cuStreamIsCapturing"};
+  int planned = 0;
+  for (const char* call : calls) {
+    for (int64_t times : {1, 0}) {
+      for (cuda::Result error : {cuda::kOutOfMemory, cuda::kUnknown}) {
+        for (int64_t nth = 1; nth < 40; ++nth) {
+          Gpu gpu("memory:256MiB");
+          int failures = test::failures();
+          std::vector<Block> weights = furnish(kWeights, nullptr, 9);
+          void* kv = in_pool(kKv, 20 * kMiB);
+          simgpu_reset_calls();
+          CHECK_EQ(simgpu_fail(call, nth, times, error), 0);
+          pyalloc_status slept = sleep({kWeights, kKv}, {kWeights});
+          CHECK(valid());
+          if (slept != PYALLOC_OK) {
+            CHECK(pyalloc_last_error()[0] != 0);
+            CHECK(slept == PYALLOC_DRIVER_ERROR || slept == PYALLOC_OUT_OF_MEMORY || slept == PYALLOC_WRONG_STATE);
+          }
+          pyalloc_status woke = wake({kWeights, kKv});
+          CHECK(valid());
+          bool reached = simgpu_calls(call) >= nth;
+          simgpu_clear_faults();
+          if (woke != PYALLOC_OK) {
+            CHECK(slept == PYALLOC_OK);
+            CHECK(unmapped(kv));
+            CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OK);
+          }
+          CHECK(intact(weights) && !unmapped(kv) && valid());
+          void* more = in_pool(kWeights, 3 * kMiB);
+          CHECK(more != nullptr);
+          deallocate(more);
+          free_all(weights);
+          deallocate(kv);
+          pyalloc_maintain(0);
+          trim();
+          trim();
+          CHECK_EQ(simgpu_used(0), uint64_t{0});
+          CHECK(valid());
+          gpu.end();
+          if (test::failures() != failures)
+            std::fprintf(stderr, "  ... %s, call %lld, %s, error %d\n", call, (long long)nth,
+                         times == 0 ? "for ever" : "once", error);
+          if (!reached || test::failures() > 20) break;
+          ++planned;
+        }
+      }
+    }
+  }
+  CHECK(planned > 60);
+}
+
+TEST(closing_while_asleep_loses_nothing) {
+  Gpu gpu("memory:256MiB");
+  std::vector<Block> weights = furnish(kWeights, nullptr, 11);
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  free_all(weights);
+  CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
+}
+
+TEST(contiguous_blocks_wake_in_one_handle) {
+  Gpu gpu("memory:256MiB");
+  int pool = 0;
+  CHECK_EQ(pyalloc_create_pool("network", -1, UINT64_MAX, 1, &pool), PYALLOC_OK);
+  std::vector<Block> blocks = furnish(pool, nullptr, 12);
+  void* large = in_pool(pool, 45 * kMiB);
+  simgpu_reset_calls();
+  CHECK_EQ(sleep({pool}, {pool}), PYALLOC_OK);
+  CHECK_EQ(wake({pool}), PYALLOC_OK);
+  CHECK(intact(blocks) && valid());
+  free_all(blocks);
+  deallocate(large);
+  trim();
+  CHECK_EQ(simgpu_used(0), uint64_t{0});
+}
