@@ -29,7 +29,7 @@ for kind, value in pool.fragmentation().items():
 
 # A leak: a list that keeps one KV block of every request.
 with contextlib.suppress(RuntimeError):  # without the bridge there is none
-    torch.cuda.memory._record_memory_history()  # so that blocks have call sites
+    torch.cuda.memory._record_memory_history(stacks="python")  # so that blocks have call sites
 kept = []
 
 
