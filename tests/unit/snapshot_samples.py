@@ -74,10 +74,10 @@ def snapshot_of(
         segments.append(
             Segment(begin, reserved, name, 0, 0, True, 0, allocated, allocated, requested, first, len(rows))
         )
-        blocks = len([row for row in rows if row[2] == "live"])
-        of_pools.append(
-            PoolStats(name, blocks, requested, requested, allocated, reserved, reserved, None, reserved, 0, 0, 0)
-        )
+        zeros = {field.name: 0 for field in dataclasses.fields(PoolStats)}
+        figures = {"blocks": len([row for row in rows if row[2] == "live"]), "used": reserved, "peak": reserved}
+        figures |= {"requested": requested, "requested_total": requested, "allocated": allocated, "reserved": reserved}
+        of_pools.append(PoolStats(**{**zeros, **figures, "name": name, "limit": None}))
     zeros = {field.name: 0 for field in dataclasses.fields(Ledger)}
     reserved = sum(one.reserved for one in of_pools)
     sums = {"total": 1 << 33, "reserved": reserved, "used": reserved, "free": (1 << 33) - reserved}
