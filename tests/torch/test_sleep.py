@@ -94,6 +94,7 @@ assert torch.equal(x.cpu(), host)
 
 
 @pytest.mark.complaint(37, 38)
+@pytest.mark.complaint(38)
 def test_sleep_waits_for_kernels(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         PRELUDE
