@@ -8,6 +8,7 @@ a complaint has no test.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,9 @@ COMPLAINTS: dict[int, tuple[str, str]] = {
     57: ("nccl#2332, Mooncake#2511", "registering mapped memory with a network library fails"),
 }
 
+# No test yet: memory shared between processes, and limits.
+AWAITED = {6, 20, 29, 31, 33, 34, 35}
+
 _NATIVE = re.compile(r"^// Complaint (\d+)\b.*\n(?://.*\n)*TEST\((\w+)\)", re.MULTILINE)
 
 
@@ -74,6 +78,7 @@ def marked_tests(folder: Path = ROOT / "tests") -> Iterator[tuple[int, str]]:
             yield int(number), f"{path.relative_to(folder)}::{name}"
 
 
+@functools.cache
 def by_complaint() -> dict[int, list[str]]:
     """The tests of each complaint, also of those that have none."""
     tests: dict[int, list[str]] = {number: [] for number in COMPLAINTS}
@@ -95,5 +100,6 @@ def page() -> str:
     ]
     for number, tests in sorted(by_complaint().items()):
         source, symptom = COMPLAINTS.get(number, ("", ""))
-        lines.append(f"| {number} | {source} | {symptom} | {'<br>'.join(f'`{test}`' for test in tests)} |")
+        shown = "<br>".join(f"`{test}`" for test in tests) or "none yet"
+        lines.append(f"| {number} | {source} | {symptom} | {shown} |")
     return "\n".join(lines) + "\n"
