@@ -134,6 +134,18 @@ class Simulation:
         """Changes the memory the device has, in bytes; what is in use stays."""
         self._check(self._driver.simgpu_set_capacity(ctypes.c_int(device), ctypes.c_uint64(capacity)))
 
+    def set_limit(self, limit: int, device: int = 0, told: bool = True) -> None:
+        """What a container may use of the device, in bytes, for all processes together; 0: no limit.
+
+        The driver refuses what goes beyond. told: cuMemGetInfo shows the limit; else it shows the whole device, as
+        cuDeviceTotalMem and NVML always do.
+        """
+        self._check(self._driver.simgpu_set_limit(ctypes.c_int(device), ctypes.c_uint64(limit), ctypes.c_int(told)))
+
+    def set_peers(self, on: bool) -> None:
+        """Whether devices can reach each other's memory; without, only peer copies work. Set it before they do."""
+        self._driver.simgpu_set_peers(ctypes.c_int(on))
+
     def resident(self) -> int:
         """Host memory really held for device memory, in bytes."""
         return int(self._driver.simgpu_resident())

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-LAYERS = ("base", "facts", "driver", "vm", "stream", "heap", "reclaim", "view", "api")
+LAYERS = ("base", "facts", "driver", "vm", "stream", "heap", "reclaim", "view", "ipc", "api")
 TOP_LEVEL_FOLDERS = {"allocator_cpp", "pyalloc", "tests", "examples", "tools"}
 TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} | TOP_LEVEL_FOLDERS
 IGNORED = {"build", "dist", "__pycache__"}  # what building and running leave behind

@@ -74,6 +74,11 @@ void simgpu_clear_violations(void);
 
 /* --- memory --- */
 int simgpu_set_capacity(int device, uint64_t bytes);
+/* A container's limit for all processes of the session, 0 for none: allocations beyond it are refused. told: cuMemGetInfo shows it;
+ * else it shows the whole device, as cuDeviceTotalMem and NVML always do. */
+int simgpu_set_limit(int device, uint64_t bytes, int told);
+/* Whether devices can reach each other's memory (1, the default); with 0 only peer copies between them work. Before they do. */
+void simgpu_set_peers(int on);
 uint64_t simgpu_used(int device); /* physical bytes in use, all processes of the session */
 /* What a monitoring library (NVML) reads; none of these needs cuInit, and CUDA_VISIBLE_DEVICES does not hide devices from them. */
 int simgpu_device_count(void);

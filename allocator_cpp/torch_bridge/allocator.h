@@ -1,5 +1,4 @@
-// The allocator torch sees: a CUDAPluggableAllocator whose every virtual goes to the core, and that raises one clear
-// message for what the core cannot do yet.
+// The allocator torch sees: a CUDAPluggableAllocator whose every virtual goes to the core.
 //
 // The base class keeps a mutex and a hash map of blocks for its own allocate and free; none of them runs here. The hot
 // path (blocks.h) is: the current device and stream from c10, a check that no private pool is open (or, in a free, that
@@ -12,6 +11,8 @@
 #include "blocks.h"
 #include "checkpoint.h"
 #include "history_snapshot.h"
+#include "ipc.h"
+#include "peers.h"
 
 namespace pyalloc_bridge {
 
@@ -135,24 +136,15 @@ class Allocator final : public TorchAllocator {
   }
 
   // --- several devices ---
-  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override {
-    check(core->enable_peer_access(device, peer));
-    // For memory of other libraries, which torch may copy as well.
-    const c10::DeviceGuard guard(cuda_device(device));
-    const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-    if (error == cudaErrorPeerAccessAlreadyEnabled) {
-      (void)cudaGetLastError();
-    } else {
-      C10_CUDA_CHECK(error);
-    }
-  }
-  // Mapped memory of another device is out of reach of cudaMemcpyAsync until peer access is on.
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override { peers.enable(device, peer); }
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream,
                           bool peer_access) override {
-    if (to_device == from_device || peer_access)
-      return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
-    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+    return copy_between_devices(to, to_device, from, from_device, bytes, stream, peer_access);
   }
+
+  // --- several processes ---
+  cca::ShareableHandle shareIpcHandle(void* pointer) override { return share_block(pointer); }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return open_shared(handle); }
 
   // --- allocation history ---
   bool isHistoryEnabled() override { return watches(kHistory); }
@@ -201,10 +193,6 @@ class Allocator final : public TorchAllocator {
     return restore_checkpoint(device, state, &delete_block);
   }
 
-  // --- what pyalloc does not cover yet ---
-  cca::ShareableHandle shareIpcHandle(void*) override { unsupported(kIpc); }
-  std::shared_ptr<void> getIpcDevPtr(std::string) override { unsupported(kIpc); }
-
   // Older torch releases lack these, so `override` cannot be written; the checks below the class stand in for it.
   c10::DataPtr allocateWithAddress(size_t bytes, void* address) {
     if (bytes == 0) return allocate(0);
@@ -225,7 +213,6 @@ class Allocator final : public TorchAllocator {
  private:
   // torch's own default is right for: getMemoryInfo copy_data is_simple_data_ptr markCaptureBegin markCaptureEnd.
   // `pyalloc doctor` reports the virtuals of the installed torch that this file does not name.
-  static constexpr const char* kIpc = "sharing CUDA tensors between processes (CUDA IPC)";
 };
 
 // Where this torch has the virtual, our method must have its signature, or it would stand beside it instead of

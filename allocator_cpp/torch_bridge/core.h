@@ -54,11 +54,4 @@ inline Stream stream_of(cudaStream_t handle, c10::DeviceIndex device) {
   return {handle, handle == nullptr ? static_cast<uint32_t>(PYALLOC_STREAM_OWNED) : 0u};
 }
 
-// A feature of torch's native allocator that pyalloc lacks: always this one message, never a half answer.
-[[noreturn]] inline void unsupported(const char* feature) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "pyalloc does not support ", feature,
-                              " yet; run this program on torch's native allocator (without pyalloc.enable() and with "
-                              "PYALLOC_CONF unset)");
-}
-
 }  // namespace pyalloc_bridge

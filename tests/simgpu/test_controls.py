@@ -161,6 +161,25 @@ def test_capacity_can_change(gpu: SimulatedDriver) -> None:
         gpu.control.set_capacity(GIB, device=3)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_containers_limit(gpu: SimulatedDriver, told: bool) -> None:
+    """Refusals come at the limit; cuMemGetInfo tells of it or not, the device's total never does."""
+    gpu.control.set_limit(64 * MIB, told=told)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    gpu.ok("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    assert (free.value, total.value) == ((64 * MIB,) * 2 if told else (GIB,) * 2)
+    assert gpu.out("cuDeviceTotalMem_v2", 0, kind=ctypes.c_size_t) == gpu.control.capacity() == GIB
+    gpu.create(62 * MIB)
+    out = ctypes.c_uint64()
+    assert gpu.call("cuMemCreate", ctypes.byref(out), 2 * GRANULE, ctypes.byref(prop()), 0) == OUT_OF_MEMORY
+    assert gpu.call("cuMemAlloc_v2", ctypes.byref(out), 4 * MIB) == OUT_OF_MEMORY
+    gpu.create(GRANULE)
+    gpu.control.set_limit(0)
+    gpu.create(512 * MIB)
+    with pytest.raises(PyallocError, match="no device 3"):
+        gpu.control.set_limit(GIB, device=3)
+
+
 def test_reading_and_writing_from_outside(gpu: SimulatedDriver) -> None:
     address = gpu.mapped(2)
     gpu.control.write(address + GRANULE - 3, b"abcdef")

@@ -17,8 +17,10 @@ from simulated_driver import (
     INVALID_DEVICE,
     INVALID_HANDLE,
     NO_DEVICE,
+    NOT_SUPPORTED,
     PEER_ACCESS_ALREADY_ENABLED,
     PEER_ACCESS_NOT_ENABLED,
+    PEER_ACCESS_UNSUPPORTED,
     SUCCESS,
     SimulatedDriver,
     driver_path,
@@ -112,6 +114,21 @@ def test_a_peer_copy_needs_no_access(start: Start) -> None:
     assert gpu.control.read(there, 15) == b"over the bridge"
     assert gpu.call("cuMemcpyDtoDAsync_v2", there, here, 15, 0) == ILLEGAL_ADDRESS
     gpu.violated("without access")
+
+
+def test_devices_that_cannot_reach_each_other(start: Start) -> None:
+    gpu = start("devices:2")
+    gpu.control.set_peers(False)
+    first, second = gpu.use_device(0), gpu.use_device(1)
+    assert gpu.out("cuDeviceCanAccessPeer", 0, 1, kind=ctypes.c_int) == 0
+    assert gpu.call("cuCtxEnablePeerAccess", first, 0) == PEER_ACCESS_UNSUPPORTED
+    there = gpu.mapped(device=1)
+    assert gpu.set_access(there, GRANULE, device=0) == NOT_SUPPORTED
+    gpu.use_device(0)
+    here = gpu.mapped()
+    gpu.upload(here, b"over the bridge")
+    gpu.ok("cuMemcpyPeerAsync", there, second, here, first, 15, 0)
+    assert gpu.control.read(there, 15) == b"over the bridge"
 
 
 def test_plain_memory_and_peers(start: Start) -> None:

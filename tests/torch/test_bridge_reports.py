@@ -89,22 +89,3 @@ def test_the_sanitizer_sees_allocations_and_frees(run_on_simgpu: Run) -> None:
             """
         )
     )
-
-
-def test_missing_features_say_so(run_on_simgpu: Run) -> None:
-    run_on_simgpu(
-        program(
-            """
-            x = torch.empty(1000, device="cuda")
-
-            missing = {
-                "sharing CUDA tensors between processes": [x.untyped_storage()._share_cuda_],
-            }
-            for feature, calls in missing.items():
-                for call in calls:
-                    raises(NotImplementedError, f"pyalloc does not support {feature}", call)
-            y = torch.empty(1 << 20, device="cuda")
-            assert torch.cuda.memory_allocated() == 4096 + (4 << 20)
-            """
-        )
-    )

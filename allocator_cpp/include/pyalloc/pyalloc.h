@@ -374,6 +374,22 @@ pyalloc_status pyalloc_publish_stats_page(void);
 /* The description that a page carries, as JSON, whether there is one or not: every table, each field with its kind, unit and help. */
 size_t pyalloc_page_fields_json(char* buffer, size_t capacity);
 
+/* --- memory shared with other processes that use pyalloc --- */
+/* What another process opens. The same bytes for every block over the same physical memory, as long as that stays. */
+#define PYALLOC_IPC_HANDLE_BYTES 88
+typedef struct pyalloc_ipc_handle {
+  uint32_t size;
+  uint64_t offset; /* of the shared address from the base that pyalloc_ipc_open gives */
+  unsigned char bytes[PYALLOC_IPC_HANDLE_BYTES];
+} pyalloc_ipc_handle;
+/* Shares the live block that holds `address`. Keep it alive until every receiver has closed it: until then nothing of it moves. The
+ * first call starts a thread that answers receivers. */
+pyalloc_status pyalloc_ipc_share(const void* address, pyalloc_ipc_handle* handle);
+/* Maps a block of another process for use on `device` and its peers. Opening it again gives the same base; each open asks for one
+ * close. PYALLOC_INVALID_ARGUMENT: not a handle of pyalloc. PYALLOC_DRIVER_ERROR: why the other process's memory cannot be had. */
+pyalloc_status pyalloc_ipc_open(int device, const void* handle, size_t bytes, void** base);
+pyalloc_status pyalloc_ipc_close(void* base); /* waits for the devices that may use it before it unmaps */
+
 /* --- checks --- */
 /* The whole-structure truth: PYALLOC_OK, or PYALLOC_DRIVER_ERROR with the first broken invariant in pyalloc_last_error(). */
 pyalloc_status pyalloc_validate(int device);
@@ -434,6 +450,9 @@ typedef struct pyalloc_api {
   pyalloc_status (*block_at)(const void*, pyalloc_block_view*, pyalloc_owner*);
   pyalloc_status (*owner_of)(const void*, pyalloc_owner*);
   const char* (*pool_name)(int);
+  pyalloc_status (*ipc_share)(const void*, pyalloc_ipc_handle*);
+  pyalloc_status (*ipc_open)(int, const void*, size_t, void**);
+  pyalloc_status (*ipc_close)(void*);
 } pyalloc_api;
 /* Null when the library does not speak `version`. */
 const pyalloc_api* pyalloc_get_api(uint32_t version);

@@ -187,6 +187,18 @@ CONTROL int simgpu_set_capacity(int device, uint64_t bytes) {
   return 0;
 }
 
+CONTROL int simgpu_set_limit(int device, uint64_t bytes, int told) {
+  Control control;
+  if (!control.has_device(device)) return refuse("there is no device " + std::to_string(device));
+  control.sim.session.set_limit(device, bytes, told != 0);
+  return 0;
+}
+
+CONTROL void simgpu_set_peers(int on) {
+  Control control;
+  control.sim.peers = on != 0;
+}
+
 CONTROL uint64_t simgpu_capacity(int device) {
   Control control;
   return control.has_device(device) ? control.sim.session.capacity(device) : 0;

@@ -109,6 +109,7 @@ SIMGPU_API Result cuCtxEnablePeerAccess(Context peer, unsigned flags) {
   if (flags != 0) return kInvalidValue;
   DeviceState& device = entered.device();
   if (other == &device) return kInvalidContext;
+  if (!sim.peers) return kPeerAccessUnsupported;
   uint8_t bit = static_cast<uint8_t>(1u << other->ordinal);
   if ((device.peers & bit) != 0) return kPeerAccessAlreadyEnabled;
   device.peers |= bit;

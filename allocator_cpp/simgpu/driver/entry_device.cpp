@@ -128,7 +128,7 @@ SIMGPU_API Result cuDeviceCanAccessPeer(int* can, Device device, Device peer) {
   SIMGPU_BEGIN(cuDeviceCanAccessPeer);
   if (can == nullptr) return kInvalidValue;
   if (find_device(sim, device) == nullptr || find_device(sim, peer) == nullptr) return kInvalidDevice;
-  *can = device != peer ? 1 : 0;
+  *can = device != peer && sim.peers ? 1 : 0;
   return kSuccess;
 }
 
@@ -139,7 +139,7 @@ SIMGPU_API Result cuDeviceGetP2PAttribute(int* value, int attribute, Device sour
   if (find_device(sim, source) == nullptr || find_device(sim, target) == nullptr || source == target)
     return kInvalidDevice;
   if (attribute == kPerformanceRank) return *value = 0, kSuccess;
-  *value = attribute == kAccessSupported || attribute == kNativeAtomics ? 1 : 0;
+  *value = sim.peers && (attribute == kAccessSupported || attribute == kNativeAtomics) ? 1 : 0;
   return kSuccess;
 }
 

@@ -16,9 +16,9 @@ uint64_t charged_bytes(uint64_t bytes) {
 SIMGPU_API Result cuMemGetInfo_v2(size_t* free, size_t* total) {
   SIMGPU_BEGIN(cuMemGetInfo_v2);
   int device = entered.device().number;
-  uint64_t capacity = sim.session.capacity(device), used = sim.session.used(device);
-  if (free != nullptr) *free = capacity > used ? capacity - used : 0;
-  if (total != nullptr) *total = capacity;
+  uint64_t told = sim.session.told(device), used = sim.session.used(device);
+  if (free != nullptr) *free = told > used ? told - used : 0;
+  if (total != nullptr) *total = told;
   return kSuccess;
 }
 

@@ -135,6 +135,14 @@ SIMGPU_API Result cuMemSetAccess(DevicePtr address, size_t bytes, const AccessDe
   std::map<uint64_t, Mapping>::iterator it;
   size_t mappings = sim.space.whole_mappings(region, address, bytes, &it);
   if (mappings == 0) return kInvalidValue;
+  if (!sim.peers) {
+    auto one = it;
+    for (size_t n = 0; n < mappings; ++n, ++one) {
+      for (size_t i = 0; i < count; ++i) {
+        if (access[i].location.id != one->second.physical->device) return kNotSupported;
+      }
+    }
+  }
   for (size_t n = 0; n < mappings; ++n, ++it) {
     for (size_t i = 0; i < count; ++i) {
       it->second.access[static_cast<size_t>(access[i].location.id)] = static_cast<uint8_t>(access[i].flags);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -16,7 +17,7 @@
 namespace simgpu {
 namespace {
 
-constexpr uint32_t kMagic = 0x51699001;
+constexpr uint32_t kMagic = 0x51699002;
 constexpr int kProcesses = 128;
 constexpr int kMemories = 4096;
 constexpr int kEvents = 4096;
@@ -54,6 +55,8 @@ bool alive(int pid, uint64_t start) {
 struct SharedState {
   std::atomic<uint32_t> magic;
   std::atomic<uint64_t> capacity[kMaxDevices];
+  std::atomic<uint64_t> limit[kMaxDevices];  // 0: none
+  std::atomic<bool> limit_told[kMaxDevices];
   std::atomic<uint64_t> used[kMaxDevices];
   struct Process {
     std::atomic<int> pid;
@@ -221,7 +224,7 @@ void Session::reclaim_dead() {
 bool Session::take(int device, uint64_t bytes) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     uint64_t before = state_->used[device].fetch_add(bytes);
-    if (before + bytes <= state_->capacity[device] && before + bytes >= before) {
+    if (before + bytes <= allowed(device) && before + bytes >= before) {
       state_->processes[slot_].used[device] += bytes;
       return true;
     }
@@ -249,6 +252,15 @@ uint64_t Session::used(int device) {
 
 uint64_t Session::capacity(int device) const { return state_->capacity[device]; }
 void Session::set_capacity(int device, uint64_t bytes) { state_->capacity[device] = bytes; }
+uint64_t Session::allowed(int device) const {
+  uint64_t limit = state_->limit[device];
+  return limit != 0 ? std::min(limit, capacity(device)) : capacity(device);
+}
+uint64_t Session::told(int device) const { return state_->limit_told[device] ? allowed(device) : capacity(device); }
+void Session::set_limit(int device, uint64_t bytes, bool told) {
+  state_->limit[device] = bytes;
+  state_->limit_told[device] = told;
+}
 
 size_t Session::processes(int device, int* pids, uint64_t* bytes, size_t capacity) {
   FileLock lock(fd_);

@@ -29,6 +29,11 @@ class Session {
   uint64_t used(int device);
   uint64_t capacity(int device) const;
   void set_capacity(int device, uint64_t bytes);
+  // What a container may use of the device, of all processes of the session together: at most its capacity.
+  uint64_t allowed(int device) const;
+  // bytes 0: none. told: what the driver says may be had is the limit too, not the capacity.
+  void set_limit(int device, uint64_t bytes, bool told);
+  uint64_t told(int device) const;
   // The processes that hold memory of the device: up to `capacity` of them are written, all are counted.
   size_t processes(int device, int* pids, uint64_t* bytes, size_t capacity);
 

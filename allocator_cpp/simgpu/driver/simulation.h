@@ -60,6 +60,7 @@ struct Simulation {
 
   Configuration configuration;
   bool initialized = false;
+  bool peers = true;  // whether devices can reach each other's memory
   Session session;
   PhysicalMemory memory{&session};
   AddressSpace space{&memory};

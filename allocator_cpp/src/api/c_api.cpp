@@ -352,6 +352,9 @@ const pyalloc_api* pyalloc_get_api(uint32_t version) {
       pyalloc_block_at,
       pyalloc_owner_of,
       pyalloc_pool_name,
+      pyalloc_ipc_share,
+      pyalloc_ipc_open,
+      pyalloc_ipc_close,
   };
   return version == PYALLOC_ABI_VERSION ? &table : nullptr;
 }

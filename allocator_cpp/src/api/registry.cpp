@@ -52,6 +52,7 @@ void Registry::after_fork_in_child() {
   one.lock_for_fork(false);
   if (one.open_heaps().empty()) return;  // CUDA was not touched here: the child may begin afresh
   one.state_.store(State::kForked);
+  one.exporter_->abandon();
   for (std::atomic<DeviceHeap*>& heap : one.heaps_)
     heap.store(nullptr);  // left as it is: its locks may be held by threads that are gone
 }
@@ -61,6 +62,7 @@ void Registry::at_exit() {
   State alive = State::kAlive;
   if (!one.state_.compare_exchange_strong(alive, State::kExiting)) return;
   one.maintenance_->stop();
+  one.exporter_->stop();
   one.page_.close();
 }
 
@@ -264,12 +266,15 @@ Status Registry::shutdown() {
   Status status = usable();
   if (status != kOk) return status;
   maintenance_->stop();
+  exporter_->stop();
   for (DeviceHeap* heap : open_heaps()) heap->tell_closing();
   observers_.clear();
   page_.close();
   clear_events();
   Lock lock(mutex_);
   maintenance_ = std::make_unique<Maintenance>();
+  exporter_ = std::make_unique<Exporter>();
+  importer_ = std::make_unique<Importer>();  // the heaps undo what it opened
   ladder_ = std::make_unique<Ladder>();
   for (std::atomic<DeviceHeap*>& heap : heaps_) delete heap.exchange(nullptr);
   clear_tags();

@@ -1,4 +1,5 @@
-// The process's one global: configuration, device heaps, the ladder and the maintenance thread. Made on first use and
+// The process's one global: configuration, device heaps, the ladder, the maintenance thread, and both sides of sharing
+// memory with other processes. Made on first use and
 // never destroyed, since frees may arrive while the process goes down.
 //
 // fork: once a heap is open the child drops everything without a driver call, as CUDA contexts do not survive either;
@@ -12,6 +13,8 @@
 #include "api/config.h"
 #include "base/ranked_mutex.h"
 #include "heap/device_heap.h"
+#include "ipc/exporter.h"
+#include "ipc/importer.h"
 #include "reclaim/ladder.h"
 #include "reclaim/maintenance.h"
 #include "reclaim/sleep_cycle.h"
@@ -52,6 +55,8 @@ class Registry {
   SleepCycle& sleep_cycle() { return sleep_cycle_; }
   StatsPage& page() { return page_; }
   Status publish_page();
+  Exporter& exporter() { return *exporter_; }
+  Importer& importer() { return *importer_; }
   // Why nothing may be done now (forked child, exiting), or kOk.
   Status usable() const;
   bool dead() const { return state_.load(std::memory_order_relaxed) != State::kAlive; }
@@ -103,6 +108,8 @@ class Registry {
   std::unique_ptr<Ladder> ladder_ = std::make_unique<Ladder>();
   StatsPage page_;
   std::unique_ptr<Maintenance> maintenance_ = std::make_unique<Maintenance>();
+  std::unique_ptr<Exporter> exporter_ = std::make_unique<Exporter>();
+  std::unique_ptr<Importer> importer_ = std::make_unique<Importer>();
 };
 
 }  // namespace pyalloc

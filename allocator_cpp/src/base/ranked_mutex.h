@@ -1,6 +1,7 @@
 // A mutex that knows its place in the one lock order; debug builds stop when a thread takes locks out of order. Order,
-// outermost first: registry, page (stats page), ladder, observers (of mappings), names (of pools), tags, maintenance, pending (frees that wait), settle (device counters), lane (one stream of a
-// pool), heap (one device), events, log. Two lanes are held together only by a settle, in the order of their index.
+// outermost first: registry, page (stats page), ladder, observers (of mappings), names (of pools), tags, ipc (memory of
+// other processes), maintenance, pending (frees that wait), settle (device counters), lane (one stream of a pool), heap
+// (one device), events, log. Two lanes are held together only by a settle, in the order of their index.
 #pragma once
 #include <mutex>
 
@@ -16,6 +17,7 @@ enum class Rank : int {
   kObservers,
   kNames,
   kTags,
+  kIpc,
   kMaintenance,
   kPending,
   kSettle,

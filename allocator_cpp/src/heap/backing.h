@@ -108,6 +108,8 @@ class Backing {
   uint64_t give_back(const AddressSpace& space);
   // Lets device `peer` use every mapping, those that stand and those to come.
   Status add_peer(int peer);
+  // The devices that may use every mapping: the own one, and its peers.
+  const std::vector<cuda::AccessDesc>& access() const { return access_; }
   size_t stale_mappings() const { return stale_.size() + departures_.size() + departing_; }
   bool has_stale() const { return !stale_.empty() || !departures_.empty(); }
   // Old mappings that are due and wait to be told of; whoever takes them brings them back to undo().

@@ -208,8 +208,10 @@ Status Backing::add_peer(int peer) {
       if (end > first) {
         // Access already given on failure stays: it lets the peer read what it asked to read, and the next call
         // completes it.
-        cuda::Result result =
-            driver().set_access(space->address(first), uint64_t{end - first} * space->granule_bytes(), &access, 1);
+        uint64_t bytes = uint64_t{end - first} * space->granule_bytes();
+        cuda::Result result = driver().set_access(space->address(first), bytes, &access, 1);
+        if (result != cuda::kSuccess)  // a refusal may be passing, and torch asks only once
+          result = driver().set_access(space->address(first), bytes, &access, 1);
         if (result != cuda::kSuccess) return driver_failure("cuMemSetAccess", result, "giving a peer device access");
       }
       first = end + 1;

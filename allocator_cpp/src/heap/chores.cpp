@@ -152,7 +152,8 @@ int64_t DeviceHeap::idle_bytes() {
 Status DeviceHeap::enable_peer(int peer) {
   Lock lock(mutex_);
   ContextScope scope(context_);
-  return backing_.add_peer(peer);
+  Status status = imports_.add_access({{cuda::kLocationDevice, peer}, cuda::kAccessReadWrite});
+  return status == kOk ? backing_.add_peer(peer) : status;
 }
 
 }  // namespace pyalloc

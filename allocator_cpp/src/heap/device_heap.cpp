@@ -63,6 +63,9 @@ Status DeviceHeap::open(int ordinal, const HeapOptions& options, MappingObserver
   if (result != cuda::kSuccess)
     return driver_failure("cuDevicePrimaryCtxRetain", result, "taking the device's primary context");
   ContextScope scope(context);
+  // A container's limit shows here only: what the driver says may be had is what there is.
+  size_t free = 0, allowed = 0;
+  if (driver().memory_info(&free, &allowed) == cuda::kSuccess && allowed > 0) total = std::min(total, allowed);
   size_t granularity = 0;
   cuda::AllocationProp prop = granule_properties(ordinal);
   result = has_vmm == 0 ? cuda::kSuccess : driver().granularity(&granularity, &prop, cuda::kGranularityMinimum);
@@ -111,6 +114,7 @@ DeviceHeap::~DeviceHeap() {
     }
   }
   for (Pool& pool : pools_) pool.sleep.copy.drop();
+  imports_.close();
   backing_.close();
   each_space([](Space& space) { space.memory().free_reservation(); });
   for (const auto& [address, block] : direct_) driver().plain_free(address);

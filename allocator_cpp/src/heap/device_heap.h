@@ -35,6 +35,7 @@
 #include "heap/space.h"
 #include "heap/survey.h"
 #include "stream/stream_clocks.h"
+#include "vm/imports.h"
 
 namespace pyalloc {
 
@@ -53,6 +54,12 @@ struct HeapOptions {
   bool lora_overflow = true;  // what does not fit the reserve goes to the general pool
   bool caching = true;        // off: PYTORCH_NO_CUDA_MEMORY_CACHING
   Check check = Check::kCheap;
+};
+
+// Whole handles around a block, as another process may have them (shared_memory.cpp). The fingerprint is of what lies
+// there: it changes when a handle does.
+struct SharedRange {
+  uint64_t address = 0, bytes = 0, fingerprint = 0;
 };
 
 class DeviceHeap {
@@ -192,6 +199,25 @@ class DeviceHeap {
   void wake_up();
   uint64_t bytes_asleep(const std::vector<PoolId>& pools);  // that get_up() would need
   Status refuse_asleep(const Pool& pool);                   // with the heap's lock, or a lane's
+  // --- memory shared with other processes (shared_memory.cpp) ---
+  cuda::HandleType handle_type() const { return backing_.granules().handle_type(); }
+  // The range around the live block that holds `address`. Its handles stay where they are until no live block touches
+  // them.
+  Status share(Space& space, uint64_t address, SharedRange& range);
+  // File descriptors, which the caller closes, of up to `most` handles of a range that still stands, from its `from`-th
+  // on; `left`: how many come after them.
+  struct Exported {
+    int descriptor;
+    uint64_t bytes;
+  };
+  Status export_handles(Space& space, const SharedRange& range, uint32_t from, uint32_t most,
+                        std::vector<Exported>& exported, uint32_t& left);
+  // A handle from a descriptor of another process; release_received() lets it go.
+  Status receive_handle(int descriptor, cuda::MemHandle& memory);
+  void release_received(const std::vector<ReceivedHandle>& handles);
+  Status map_import(const std::vector<ReceivedHandle>& handles, uint64_t& address);
+  Status unmap_import(uint64_t address);  // nothing may use it any more
+  bool reachable_from(int device);        // whether the device may use our mappings
 
   void get_stats(pyalloc_device_stats& stats);
   void reset_peak_stats();
@@ -407,6 +433,7 @@ class DeviceHeap {
   int64_t finishing_ = 0;                 // taken off the list, not yet free in their lanes
   std::map<uint64_t, Direct> direct_;     // by address
   uint64_t direct_bytes_ = 0;
+  Imports imports_;
   std::atomic<size_t> direct_count_{0};
   // Index kKinds is both kinds together. The last two are looked at when somebody reads them.
   History segments_[kKinds + 1], reserved_[kKinds + 1], free_ranges_[kKinds + 1], inactive_bytes_[kKinds + 1];

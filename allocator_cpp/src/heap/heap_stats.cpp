@@ -72,6 +72,8 @@ void DeviceHeap::get_stats(pyalloc_device_stats& stats) {
   counters_.shelf_bytes = granules.on_shelf() * granule;
   counters_.idle_bytes = granules.idle() * granule;
   counters_.stale_mappings = static_cast<int64_t>(backing_.stale_mappings());
+  counters_.exported_bytes = granules.exported() * granule;
+  counters_.imported_bytes = imports_.bytes();
   counters_.pending_frees = static_cast<int64_t>(pending_.size()) + finishing_;
   counters_.metadata_bytes =
       static_cast<int64_t>(metadata + backing_.granules().metadata_bytes() + (recorded_.size() + direct_.size()) * 64 +

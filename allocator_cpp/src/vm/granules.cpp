@@ -55,6 +55,7 @@ bool Granules::release(HandleId id) {
   }
   count(counters_.num_device_free);
   held_ -= one.granules;
+  if (one.exported != 0) exported_ -= one.granules;
   one = Handle{};
   unused_.push_back(id);
   return true;
@@ -110,6 +111,14 @@ void Granules::split(HandleId id) {
   in_split_ += one.granules;
 }
 
+void Granules::mark_exported(HandleId id) {
+  Handle& one = handles_[id];
+  PYALLOC_ASSERT(one.live_slots > 0);
+  if (one.exported != 0) return;
+  one.exported = ++exports_ != 0 ? exports_ : ++exports_;
+  exported_ += one.granules;
+}
+
 void Granules::slots_live(HandleId id, uint32_t slots) {
   Handle& one = handles_[id];
   if (slots == 0) return;
@@ -127,6 +136,8 @@ void Granules::slots_dead(HandleId id, uint32_t slots, int64_t now_ms) {
   stranded_ -= one.granules;
   if (one.split) in_split_ -= one.granules;
   one.split = false;
+  if (one.exported != 0) exported_ -= one.granules;
+  one.exported = 0;
   one.idle = true;
   one.idle_since = now_ms;
   IdleList& list = list_of(one);
@@ -161,7 +172,7 @@ void Granules::put_idle(HandleId id) {
 }
 
 bool Granules::validate(std::string& reason) const {
-  int64_t held_seen = 0, idle_seen = 0, stranded_seen = 0, split_seen = 0, unmapped_seen = 0;
+  int64_t held_seen = 0, idle_seen = 0, stranded_seen = 0, split_seen = 0, unmapped_seen = 0, exported_seen = 0;
   for (HandleId id = 1; id < handles_.size(); ++id) {
     const Handle& one = handles_[id];
     held_seen += one.granules;
@@ -171,6 +182,9 @@ bool Granules::validate(std::string& reason) const {
     if (one.split) split_seen += one.granules;
     if (one.granules > 0 && one.shelved == one.mapped)
       return reason = "granules: a handle is not either mapped or on the shelf", false;
+    if (one.exported != 0) exported_seen += one.granules;
+    if (one.exported != 0 && (one.idle || !one.mapped))
+      return reason = "granules: an exported handle is idle or not mapped", false;
     if (one.split && one.idle) return reason = "granules: an idle handle is split", false;
     if (one.idle && !one.mapped) return reason = "granules: an idle handle is not mapped", false;
     if (one.mapped && one.idle != (one.live_slots == 0))
@@ -189,7 +203,7 @@ bool Granules::validate(std::string& reason) const {
     if (previous != lists_[kind].newest) return reason = "granules: an idle list does not end at its newest", false;
   }
   if (held_seen != held_ || idle_seen != idle_ || listed != idle_ || unmapped_seen != on_shelf_ ||
-      stranded_seen != stranded_ || split_seen != in_split_)
+      stranded_seen != stranded_ || split_seen != in_split_ || exported_seen != exported_)
     return reason = "granules: counts disagree", false;
   return true;
 }

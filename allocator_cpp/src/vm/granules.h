@@ -8,6 +8,9 @@
 // A handle of its own (contiguous pools) has any number of granules and serves blocks of just that many where it is; it
 // never moves, and idle ones are in a list apart.
 //
+// A handle of which a block was shared with another process is exported, with a number that no other export has, until
+// no live block touches it: for so long it is not idle, and so stays what it is, where it is.
+//
 // Invariants (validate): every held handle is mapped or on the shelf; `live_slots` is 0 exactly for the idle ones; an
 // idle list holds exactly the idle handles of its size, oldest first. Counts are in granules. Guarded by the heap's
 // lock; create and release call the driver and need its context current.
@@ -57,6 +60,7 @@ struct Handle {
   uint32_t granules = 0;    // 0: not held
   uint32_t live_slots = 0;  // slots of it that live blocks touch
   uint32_t stale = 0;       // old mappings that still stand: the driver frees the memory only after them
+  uint32_t exported = 0;    // the number of its export; 0: no other process knows it
   uint16_t space = 0;
   bool mapped = false, shelved = false, idle = false, pinned = false, split = false, own = false;
   Uses all_uses() const {
@@ -71,6 +75,8 @@ class Granules {
   Granules(const cuda::AllocationProp& prop, size_t granule_bytes, Counters& counters);
 
   size_t granule_bytes() const { return granule_bytes_; }
+  // What other processes may have handles as; kHandleNone: they may not.
+  cuda::HandleType handle_type() const { return prop_.requested_handle_types; }
   size_t bytes(HandleId id) const { return handles_[id].granules * granule_bytes_; }
   // Makes a handle of so many granules (one of kHandleSizes, but for handles of their own); it is neither mapped nor on
   // the shelf until the caller says so. Leaves nothing behind on failure.
@@ -99,6 +105,8 @@ class Granules {
   void forget_inherited(HandleId id) { handles_[id].inherited = Uses{}; }
   // Stays mapped where it is, idle or not, while the pool falls asleep or wakes.
   void pin(HandleId id, bool on) { handles_[id].pinned = on; }
+  // A block over it is shared with another process; from now on until it is idle.
+  void mark_exported(HandleId id);
   // An idle handle is taken off its list to be moved, and put back, as the oldest, when that failed.
   void take_idle(HandleId id);
   void put_idle(HandleId id);
@@ -112,6 +120,7 @@ class Granules {
   int64_t stranded() const { return stranded_; }
   int64_t in_split() const { return in_split_; }
   int64_t on_shelf() const { return on_shelf_; }
+  int64_t exported() const { return exported_; }
   size_t metadata_bytes() const {
     return handles_.capacity() * sizeof(Handle) + (shelf_.capacity() + unused_.capacity()) * sizeof(HandleId);
   }
@@ -130,7 +139,8 @@ class Granules {
   std::vector<Handle> handles_;
   std::vector<HandleId> shelf_, unused_;
   IdleList lists_[kIdleLists];
-  int64_t held_ = 0, idle_ = 0, stranded_ = 0, in_split_ = 0, on_shelf_ = 0;
+  int64_t held_ = 0, idle_ = 0, stranded_ = 0, in_split_ = 0, on_shelf_ = 0, exported_ = 0;
+  uint32_t exports_ = 0;  // numbers given so far
 };
 
 // What every cuMemCreate of this project asks for: device memory that can be exported as a file descriptor, and that
