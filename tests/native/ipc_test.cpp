@@ -97,6 +97,26 @@ TEST(what_is_shared_is_neither_moved_nor_returned) {
   CHECK(valid());
 }
 
+TEST(what_is_shared_does_not_sleep_and_what_sleeps_is_not_shared) {
+  Session session;
+  void* block = allocate(6 * kMiB);
+  Handle handle = share(block);
+  const int general = PYALLOC_POOL_GENERAL, offload = 1;
+  CHECK_EQ(pyalloc_sleep(&general, &offload, 1, nullptr, nullptr, nullptr), PYALLOC_WRONG_STATE);
+  CHECK(std::strstr(pyalloc_last_error(), "are shared with other processes") != nullptr);
+  CHECK(same_bytes(handle, share(block)));
+  CHECK(valid());
+  CHECK_EQ(deallocate(block), PYALLOC_OK);
+  block = allocate(6 * kMiB);
+  CHECK_EQ(pyalloc_sleep(&general, &offload, 1, nullptr, nullptr, nullptr), PYALLOC_OK);
+  CHECK_EQ(pyalloc_ipc_share(block, &handle), PYALLOC_WRONG_STATE);
+  CHECK(std::strstr(pyalloc_last_error(), "sleeps") != nullptr);
+  CHECK_EQ(pyalloc_wake(&general, 1, nullptr, nullptr), PYALLOC_OK);
+  CHECK_EQ(pyalloc_ipc_share(block, &handle), PYALLOC_OK);
+  CHECK(valid());
+  CHECK_EQ(deallocate(block), PYALLOC_OK);
+}
+
 TEST(the_process_that_shared_it_opens_its_own) {
   Session session;
   void* block = allocate(3 * kMiB);

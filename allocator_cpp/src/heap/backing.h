@@ -124,6 +124,7 @@ class Backing {
   // Whether every handle there is kept from moving and from the driver.
   void hold(const AddressSpace& space, bool on);
   bool has_old_mappings(const AddressSpace& space) const;
+  bool has_exported(const AddressSpace& space) const;  // whether another process knows some of its memory
   // Unmaps all memory of the spaces and gives it to the driver; what blocks lie in is added to `sleepers`. All or
   // nothing, but where the driver also refuses to map again what it had just unmapped: that sleeps all the same.
   Status lay_down(const std::vector<AddressSpace*>& spaces, std::vector<Sleeper>& sleepers);

@@ -33,6 +33,12 @@ bool Backing::has_old_mappings(const AddressSpace& space) const {
   return any;
 }
 
+bool Backing::has_exported(const AddressSpace& space) const {
+  bool any = false;
+  each_handle(space, granules_, [&](HandleId id) { any |= granules_.handle(id).exported != 0; });
+  return any;
+}
+
 std::vector<Placement> Backing::placements_in(const AddressSpace& space, uint32_t first, uint32_t end) const {
   std::vector<Placement> found;
   for (uint32_t index = first; index < end;) {

@@ -22,6 +22,7 @@ Status DeviceHeap::share(Space& space, uint64_t address, SharedRange& range) {
   Status status = find_block(space, address, info);
   if (status != kOk) return status;
   Lock lock(mutex_);
+  if (space.pool().sleep.rest != Rest::kAwake) return refuse_asleep(space.pool());
   const AddressSpace& memory = space.memory();
   Granules& granules = backing_.granules();
   auto slot_at = [&](uint64_t at) { return static_cast<uint32_t>(space.offset(at) / granule_bytes_); };

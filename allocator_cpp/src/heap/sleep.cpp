@@ -96,6 +96,11 @@ Status DeviceHeap::lie_down(const std::vector<PoolId>& ids, const std::vector<Po
                      "memory of the pool '%s' still stands at an old address as well, of which observers are being "
                      "told or which the driver does not undo; try again",
                      pool_name(pool->id));
+          if (backing_.has_exported(*memory))
+            status = fail(PYALLOC_WRONG_STATE,
+                          "tensors of the pool '%s' are shared with other processes, which would no longer see them; "
+                          "free them first",
+                          pool_name(pool->id));
           bool extends = false;
           for (uint32_t index = 0; restored && index < memory->highest_used(); ++index) {
             bool live = memory->slot(index).live > 0;
