@@ -57,9 +57,6 @@ COMPLAINTS: dict[int, tuple[str, str]] = {
     57: ("nccl#2332, Mooncake#2511", "registering mapped memory with a network library fails"),
 }
 
-# No test yet: memory shared between processes, and limits.
-AWAITED = {6, 20, 29, 31, 33, 34, 35}
-
 _NATIVE = re.compile(r"^// Complaint (\d+)\b.*\n(?://.*\n)*TEST\((\w+)\)", re.MULTILINE)
 
 
@@ -100,6 +97,6 @@ def page() -> str:
     ]
     for number, tests in sorted(by_complaint().items()):
         source, symptom = COMPLAINTS.get(number, ("", ""))
-        shown = "<br>".join(f"`{test}`" for test in tests) or "none yet"
+        shown = "<br>".join(f"`{test}`" for test in tests)
         lines.append(f"| {number} | {source} | {symptom} | {shown} |")
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ from ipc_program import program
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.complaint(33)
 def test_tensors_of_both_sizes_there_and_back(run_on_simgpu: Run, method: str) -> None:
     """200 x 200 and 8 MB (complaints of torch's own): what either side writes, the other reads."""
     run_on_simgpu(
@@ -133,6 +134,7 @@ def test_the_block_stays_until_its_last_receiver_lets_go(run_on_simgpu: Run) -> 
     )
 
 
+@pytest.mark.complaint(34)
 def test_a_thousand_tensors_and_one_of_two_gigabytes(run_on_simgpu: Run) -> None:
     """A receiver reserves as many addresses as it maps, and finds what it has mapped already."""
     run_on_simgpu(
@@ -193,6 +195,7 @@ def test_a_thousand_tensors_and_one_of_two_gigabytes(run_on_simgpu: Run) -> None
     )
 
 
+@pytest.mark.complaint(35)
 def test_handles_do_not_change_as_the_memory_around_them_does(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(

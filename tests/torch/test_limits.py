@@ -150,7 +150,8 @@ raises(torch.OutOfMemoryError, "", lambda: torch.empty(1100 << 20, dtype=torch.u
 
 
 @pytest.mark.parametrize("way", REGISTER)
-def test_row_6_the_stream_of_a_device_that_is_not_the_first(run_on_simgpu: Run, way: str) -> None:
+@pytest.mark.complaint(6)
+def test_the_stream_of_a_device_that_is_not_the_first(run_on_simgpu: Run, way: str) -> None:
     """A free that took the device for the stream would order the wrong one; the oracle sees every reuse too early."""
     run_on_simgpu(
         REGISTER[way]
@@ -185,7 +186,8 @@ for device in (0, 1):
     )
 
 
-def test_row_20_free_memory_in_pieces_serves_what_fits_in_all(run_on_simgpu: Run) -> None:
+@pytest.mark.complaint(20)
+def test_free_memory_in_pieces_serves_what_fits_in_all(run_on_simgpu: Run) -> None:
     """384 MiB asked for, 402 MiB reserved and not allocated in pieces, 330 MiB free: it is remapped."""
     run_on_simgpu(
         program(
@@ -206,7 +208,8 @@ def test_row_20_free_memory_in_pieces_serves_what_fits_in_all(run_on_simgpu: Run
     )
 
 
-def test_row_29_filling_up_and_emptying_again_and_again(run_on_simgpu: Run) -> None:
+@pytest.mark.complaint(29)
+def test_filling_up_and_emptying_again_and_again(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(
             """
@@ -235,7 +238,8 @@ def test_row_29_filling_up_and_emptying_again_and_again(run_on_simgpu: Run) -> N
 
 
 @pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAddressReserve"])
-def test_row_31_a_driver_call_that_fails_leaves_nothing_behind(run_on_simgpu: Run, call: str) -> None:
+@pytest.mark.complaint(31)
+def test_a_driver_call_that_fails_leaves_nothing_behind(run_on_simgpu: Run, call: str) -> None:
     """Out of memory at the n-th call: an OutOfMemoryError or none, and the next allocation works."""
     run_on_simgpu(
         program(
@@ -265,7 +269,8 @@ assert simulation.violations() == [] and simulation.used() == 0
 
 
 @pytest.mark.parametrize("call", ["cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemGetInfo"])
-def test_row_42_a_question_that_fails_is_asked_again(run_on_simgpu: Run, call: str) -> None:
+@pytest.mark.complaint(42)
+def test_a_question_that_fails_is_asked_again(run_on_simgpu: Run, call: str) -> None:
     """A query that fails once is one error, or none, and nothing sticks."""
     run_on_simgpu(
         program(

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from complaints import AWAITED, COMPLAINTS, PAGE, by_complaint, page
+from complaints import COMPLAINTS, PAGE, by_complaint, page
 
 
-@pytest.mark.parametrize("number", sorted(set(COMPLAINTS) - AWAITED))
+@pytest.mark.parametrize("number", sorted(COMPLAINTS))
 def test_every_complaint_has_a_test(number: int) -> None:
     assert by_complaint()[number], f"no test is marked complaint({number}): {COMPLAINTS[number][1]}"
-
-
-@pytest.mark.parametrize("number", sorted(AWAITED))
-def test_none_is_awaited_that_has_come(number: int) -> None:
-    assert not by_complaint()[number], f"complaint {number} has a test now: take it off AWAITED"
 
 
 def test_every_mark_is_of_a_complaint() -> None:
