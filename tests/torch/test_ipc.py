@@ -254,7 +254,7 @@ def test_blocks_of_every_pool_are_shared(run_on_simgpu: Run) -> None:
             assert outbox.get() == [marks(one) for one in data]
             process.join()
             assert process.exitcode == 0
-            del tensors
+            del tensors, output, graph
             assert collected()
             """,
         )
