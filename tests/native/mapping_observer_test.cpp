@@ -314,3 +314,43 @@ TEST(threads_never_get_memory_that_was_not_told_of) {
   CHECK(valid());
   CHECK(witness.unmaps > 0);
 }
+
+namespace {
+
+// Frees a block and gives idle memory back as soon as it hears of the first mapping.
+struct Dropper {
+  void* block = nullptr;
+  static void drop(void* context, const pyalloc_mapping_event* event) {
+    auto& self = *static_cast<Dropper*>(context);
+    if (event->kind != PYALLOC_MAPPED || self.block == nullptr) return;
+    CHECK_EQ(deallocate(self.block), PYALLOC_OK);
+    self.block = nullptr;
+    pyalloc_trim(0, nullptr);
+  }
+};
+
+}  // namespace
+
+// What wakes is told of run by run: memory of the second, and of the first itself, is given back while the first is told of.
+TEST(what_goes_while_it_is_told_of_is_still_told_in_turn) {
+  for (int dropped : {0, 2}) {
+    Gpu gpu("memory:256MiB");
+    const int pools[] = {PYALLOC_POOL_WEIGHTS};
+    Dropper dropper;
+    CHECK_EQ(pyalloc_add_mapping_observer(&Dropper::drop, &dropper, PYALLOC_MAPPED), PYALLOC_OK);
+    Witness witness;
+    void* blocks[3];
+    for (void*& block : blocks) block = in_pool(PYALLOC_POOL_WEIGHTS, 20 * kMiB);
+    CHECK_EQ(pyalloc_sleep(pools, nullptr, 1, nullptr, nullptr, nullptr), PYALLOC_OK);
+    deallocate(blocks[1]);
+    dropper.block = blocks[dropped];
+    CHECK_EQ(pyalloc_wake(pools, 1, nullptr, nullptr), PYALLOC_OK);
+    CHECK(dropper.block == nullptr && valid());
+    CHECK(witness.knows(blocks[2 - dropped], 20 * kMiB));
+    deallocate(blocks[2 - dropped]);
+    trim();
+    CHECK_EQ(witness.still_mapped(), int64_t{0});
+    CHECK_EQ(simgpu_used(0), uint64_t{0});
+    CHECK_EQ(pyalloc_remove_mapping_observer(&Dropper::drop, &dropper), PYALLOC_OK);
+  }
+}

@@ -112,7 +112,9 @@ class Backing {
   const std::vector<cuda::AccessDesc>& access() const { return access_; }
   size_t stale_mappings() const { return stale_.size() + departures_.size() + departing_; }
   bool has_stale() const { return !stale_.empty() || !departures_.empty(); }
-  // Old mappings that are due and wait to be told of; whoever takes them brings them back to undo().
+  bool has_departures() const { return !departures_.empty(); }
+  // Old mappings that are due and wait to be told of, but for those of which it is not yet told that they were made;
+  // whoever takes them brings them back to undo().
   std::vector<Stale> take_departures();
   void undo_departures(std::vector<Stale> departures);
   std::vector<Stale> every_mapping() const;  // old and new

@@ -56,9 +56,13 @@ void Backing::undo(std::vector<Stale> due) {
 }
 
 std::vector<Backing::Stale> Backing::take_departures() {
-  std::vector<Stale> taken;
-  if (!may_unmap()) return taken;
-  taken.swap(departures_);
+  if (!may_unmap()) return {};
+  auto untold = [&](const Stale& one) {
+    return news_.untold(one.space->address(one.slot), uint64_t{one.granules} * granules_.granule_bytes());
+  };
+  auto first = std::stable_partition(departures_.begin(), departures_.end(), untold);
+  std::vector<Stale> taken(first, departures_.end());
+  departures_.erase(first, departures_.end());
   departing_ += taken.size();
   return taken;
 }

@@ -33,9 +33,10 @@ bool DeviceHeap::undo_departures() {
   std::vector<Backing::Stale> leaving;
   {
     Lock lock(mutex_);
+    if (!backing_.has_departures()) return false;
+    news_.tell_mapped(lock);
     leaving = backing_.take_departures();
     if (leaving.empty()) return false;
-    news_.tell_mapped(lock);
   }
   tell_unmapping(leaving);
   Lock lock(mutex_);

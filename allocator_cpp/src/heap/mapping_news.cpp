@@ -26,7 +26,12 @@ void MappingNews::tell(pyalloc_mapping_kind kind, const Run& run) {
 
 bool MappingNews::waits_for(uint64_t ticket) const {
   return (!noted_.empty() && noted_.front().ticket <= ticket) ||
-         std::any_of(being_told_.begin(), being_told_.end(), [&](uint64_t one) { return one <= ticket; });
+         std::any_of(being_told_.begin(), being_told_.end(), [&](const Run& one) { return one.ticket <= ticket; });
+}
+
+bool MappingNews::untold(uint64_t address, uint64_t bytes) const {
+  auto over = [&](const Run& one) { return one.address < address + bytes && address < one.address + one.bytes; };
+  return std::any_of(noted_.begin(), noted_.end(), over) || std::any_of(being_told_.begin(), being_told_.end(), over);
 }
 
 void MappingNews::tell_mapped(Lock& heap) {
@@ -36,14 +41,15 @@ void MappingNews::tell_mapped(Lock& heap) {
       told_.wait(heap);
       continue;
     }
-    std::vector<Run> runs;
-    runs.swap(noted_);
-    for (const Run& run : runs) being_told_.push_back(run.ticket);
+    Run run = noted_.front();  // one at a time: an observer that allocates tells of the others
+    noted_.pop_front();
+    being_told_.push_back(run);
     heap.unlock();
-    for (const Run& run : runs) tell(PYALLOC_MAPPED, run);
+    tell(PYALLOC_MAPPED, run);
     heap.lock();
-    for (const Run& run : runs) being_told_.erase(std::find(being_told_.begin(), being_told_.end(), run.ticket));
-    untold_.fetch_sub(runs.size(), std::memory_order_relaxed);
+    being_told_.erase(
+        std::find_if(being_told_.begin(), being_told_.end(), [&](const Run& one) { return one.ticket == run.ticket; }));
+    untold_.fetch_sub(1, std::memory_order_relaxed);
     told_.notify_all();
   }
 }

@@ -5,11 +5,12 @@
 //
 // Order: an address is unmapped only after its mapping was told. A thread that is about to hand out a block waits until
 // all that was mapped before is told, by itself or by another thread, since its block may lie in it; inside an observer
-// nobody waits. Without observers nothing is noted and `untold` stays 0. Guarded by the heap's lock but for `untold`.
+// nobody waits, and what others, or the thread itself further out, have not finished telling stays mapped. Without observers nothing is noted and `untold` stays 0. Guarded by the heap's lock but for `untold`.
 #pragma once
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "vm/mapping_observers.h"
@@ -25,6 +26,8 @@ class MappingNews {
   bool untold() const { return untold_.load(std::memory_order_relaxed) != 0; }
   // Memory was mapped there.
   void mapped(uint64_t address, uint64_t bytes);
+  // Whether somebody has yet to hear that memory was mapped there.
+  bool untold(uint64_t address, uint64_t bytes) const;
 
   // Tells of everything mapped so far. The heap's lock is held before and after, and not while an observer runs.
   void tell_mapped(Lock& heap);
@@ -41,9 +44,9 @@ class MappingNews {
   MappingObservers& observers_;
   const int device_;
   uint64_t last_ticket_ = 0;
-  std::vector<Run> noted_;
-  std::vector<uint64_t> being_told_;  // tickets
-  std::atomic<size_t> untold_{0};     // both together
+  std::deque<Run> noted_;
+  std::vector<Run> being_told_;
+  std::atomic<size_t> untold_{0};  // both together
   std::condition_variable_any told_;
 };
 
