@@ -165,3 +165,24 @@ TEST(freed_blocks_that_wait_are_waited_for_or_refused) {
     CHECK(valid());
   }
 }
+
+TEST(a_pool_that_sleeps_does_not_go_back) {
+  Gpu gpu("memory:1GiB");
+  int pool = retain(kKey);
+  void *old = allocate_in(pool, 5 * kMiB), *small = allocate_in(pool, 900);
+  Taken taken;
+  deallocate(old);
+  void* later = allocate_in(pool, 9 * kMiB);
+  const int pools[] = {PYALLOC_PRIVATE_POOLS};
+  CHECK_EQ(pyalloc_sleep(pools, nullptr, 1, nullptr, nullptr, nullptr), PYALLOC_OK);
+  Blocks before = live_blocks();
+  Told told;
+  CHECK(restore(taken, told) == PYALLOC_WRONG_STATE && says("sleeps on device 0"));
+  CHECK(live_blocks() == before && before.count(later) == 1);
+  CHECK_EQ(pyalloc_wake(pools, 1, nullptr, nullptr), PYALLOC_OK);
+  CHECK_EQ(restore(taken, told), PYALLOC_OK);
+  CHECK(live_blocks() == told.allocated && told.allocated.count(old) == 1 && told.allocated.count(small) == 1);
+  deallocate(old);
+  deallocate(small);
+  release(kKey);
+}

@@ -91,6 +91,12 @@ Status DeviceHeap::live_blocks(const PoolKey& key, bool settled, Checkpoint& fou
 
 Status DeviceHeap::restore(const Checkpoint& saved, std::vector<SavedBlock>& live) {
   Checkpoint now;
+  {
+    Lock lock(mutex_);
+    PrivatePool* one = find_private(saved.key);
+    if (one != nullptr && one->pool != nullptr && one->pool->sleep.rest != Rest::kAwake)
+      return refuse_asleep(*one->pool);
+  }
   Status status = live_blocks(saved.key, true, now);
   if (status != kOk) return status;
   if (now.life != saved.life)
