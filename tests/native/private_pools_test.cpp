@@ -281,3 +281,21 @@ TEST(guarded_blocks_of_a_pool_fault_after_their_free) {
   CHECK(valid());
   release(key);
 }
+
+// A pool that is used again keeps what was idle: that is in use from then on, as peaks say.
+TEST(keeping_memory_again_counts_in_peaks) {
+  Gpu gpu("memory:1GiB");
+  pyalloc_pool_key key{0, 9};
+  void* other = allocate(60 * kMiB);
+  deallocate(allocate_in(retain(key), 40 * kMiB));
+  release(key);
+  CHECK_EQ(pyalloc_reset_pool_peak(0, PYALLOC_POOL_GENERAL), PYALLOC_OK);
+  retain(key);
+  CHECK(valid());
+  pyalloc_ledger ledger{};
+  ledger.size = sizeof ledger;
+  CHECK_EQ(pyalloc_get_ledger(0, &ledger, nullptr, 0), PYALLOC_OK);
+  CHECK(ledger.activation_peak >= int64_t{100} << 20);
+  release(key);
+  deallocate(other);
+}

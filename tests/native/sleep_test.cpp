@@ -525,3 +525,45 @@ TEST(contiguous_blocks_wake_in_one_handle) {
   trim();
   CHECK_EQ(simgpu_used(0), uint64_t{0});
 }
+
+// What is kept for a private pool's next graph sleeps with it, and only live blocks' memory is needed when it wakes.
+TEST(a_private_pool_in_use_sleeps_and_wakes) {
+  Gpu gpu("memory:256MiB", "check:full");
+  pyalloc_pool_key key{1, 0};
+  int pool = 0;
+  CHECK_EQ(pyalloc_private_pool_retain(0, key, &pool), PYALLOC_OK);
+  void *kept = nullptr, *idle = nullptr, *small = nullptr;
+  CHECK_EQ(pyalloc_allocate_in(0, pool, nullptr, PYALLOC_STREAM_OWNED, 10 * kMiB, &kept), PYALLOC_OK);
+  CHECK_EQ(pyalloc_allocate_in(0, pool, nullptr, PYALLOC_STREAM_OWNED, 30 * kMiB, &idle), PYALLOC_OK);
+  CHECK_EQ(pyalloc_allocate_in(0, pool, nullptr, PYALLOC_STREAM_OWNED, 3000, &small), PYALLOC_OK);
+  CHECK(fill(nullptr, kept, 10 * kMiB, 3) && fill(nullptr, small, 3000, 4));
+  deallocate(idle);
+  CHECK_EQ(sleep({PYALLOC_PRIVATE_POOLS}, {PYALLOC_PRIVATE_POOLS}), PYALLOC_OK);
+  CHECK(valid());
+  CHECK_EQ(simgpu_used(0), uint64_t{0});
+  CHECK_EQ(wake({PYALLOC_PRIVATE_POOLS}), PYALLOC_OK);
+  CHECK(valid() && holds(kept, 10 * kMiB, 3) && holds(small, 3000, 4));
+  CHECK_EQ(sleep({PYALLOC_PRIVATE_POOLS}), PYALLOC_OK);
+  CHECK_EQ(pyalloc_private_pool_release(0, key), PYALLOC_OK);
+  CHECK(valid());
+  CHECK_EQ(pyalloc_private_pool_retain(0, key, &pool), PYALLOC_OK);
+  CHECK(valid());
+  deallocate(kept);
+  CHECK(valid());
+  CHECK_EQ(wake({PYALLOC_PRIVATE_POOLS}), PYALLOC_OK);
+  CHECK(valid());
+  deallocate(small);
+  CHECK_EQ(pyalloc_private_pool_release(0, key), PYALLOC_OK);
+}
+
+TEST(a_pool_that_sleeps_lends_nothing) {
+  Gpu gpu("memory:128MiB");
+  pyalloc_pool_key key{1, 0};
+  CHECK_EQ(pyalloc_private_pool_retain(0, key, nullptr), PYALLOC_OK);
+  CHECK_EQ(pyalloc_private_pool_lend(0, key, 1), PYALLOC_OK);
+  CHECK_EQ(sleep({PYALLOC_PRIVATE_POOLS}), PYALLOC_OK);
+  void* refused = nullptr;
+  CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, 200 * kMiB, &refused), PYALLOC_OUT_OF_MEMORY);
+  CHECK(says("CUDA out of memory"));
+  CHECK_EQ(stats().num_ooms, int64_t{1});
+}

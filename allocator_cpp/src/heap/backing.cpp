@@ -417,6 +417,7 @@ void Backing::keep(AddressSpace& space) {
     space.pool_totals().use(unused);
     if (id != 0) granules_.slots_live(id, unused);
   }
+  space.pool_totals().note_peak();
 }
 
 void Backing::let_go(AddressSpace& space, const Uses& uses) {

@@ -130,6 +130,7 @@ void keep_all(const Sleeper& one) {
     one.space->slot(index).live = 1;
     one.space->pool_totals().use(1);
   }
+  one.space->pool_totals().note_peak();
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ bool Space::validate(std::string& reason) const {
   if (!extents_->validate(reason)) return false;
   std::string where = coarse() ? "coarse space: " : arena() ? "arena: " : "lane's space: ";
   size_t granule = memory_.granule_bytes();
-  uint64_t touched_slots = kept_slots + (memory_.kept ? static_cast<uint64_t>(memory_.mapped_slots()) : 0);
+  uint64_t touched_slots = kept_slots;
   uint64_t live_slots = 0;
   for (NodeId id = extents_->first(); id != kNoNode; id = extents_->range(id).next) {
     const Range& range = extents_->range(id);
@@ -87,7 +87,11 @@ bool Space::validate(std::string& reason) const {
     if (large_pages() && start / step != (end - 1) / step)
       return reason = where + "a block lies over the border of two slabs", false;
   }
-  for (uint32_t index = 0; index < memory_.highest_used(); ++index) live_slots += memory_.slot(index).live;
+  for (uint32_t index = 0; index < memory_.highest_used(); ++index) {
+    const Slot& slot = memory_.slot(index);
+    live_slots += slot.live;
+    touched_slots += memory_.kept && (slot.handle != 0 || (memory_.asleep && slot.live > 0));
+  }
   // Guarded blocks end in an unmapped granule that no slot counts; validate() of the heap knows whether there are any.
   if (live_slots > touched_slots) return reason = where + "slots count more blocks than there are", false;
   return true;

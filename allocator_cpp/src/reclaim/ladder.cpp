@@ -84,6 +84,7 @@ Status Ladder::insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream s
     for (PoolId lender : is_private(pool) ? std::vector<PoolId>{} : heap.lenders()) {
       heap.note_capture(lender, stream);
       Status status = heap.allocate(lender, true, stream, owned, bytes, pointer);
+      if (status == PYALLOC_WRONG_STATE) continue;  // it sleeps
       // What it has free may be in pieces.
       if (status == PYALLOC_OUT_OF_MEMORY && heap.give_back_private(lender) > 0) status = attempt();
       if (status != PYALLOC_OUT_OF_MEMORY) return status;
