@@ -32,6 +32,9 @@ Status DeviceHeap::share(Space& space, uint64_t address, SharedRange& range) {
   range.fingerprint = kEmpty;
   for (index = first; index <= last;) {
     HandleId id = memory.slot(index).handle;
+    if (id == 0)
+      return fail(PYALLOC_UNKNOWN_POINTER, "0x%llx cannot be shared: the block was freed meanwhile",
+                  static_cast<unsigned long long>(address));
     granules.mark_exported(id);
     mix(range.fingerprint, granules.handle(id).exported);
     index += granules.handle(id).granules;
