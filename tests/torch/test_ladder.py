@@ -166,11 +166,12 @@ def drop(size, device):
     return cache.pop().nbytes
 
 raises(torch.OutOfMemoryError, "Tried, and got: frees that were complete 0 bytes, empty slabs 2.00 MiB, torch's "
-       "callbacks 0 bytes, on_oom functions 64.00 MiB, waiting for events 200.00 MiB, waiting for the device 0 bytes.",
+       "callbacks 0 bytes, on_oom functions 64.00 MiB, waiting for events 200.00 MiB, waiting for the device 0 bytes, "
+       "private pools with use_on_oom 0 bytes.",
        lambda: empty(2000 * MIB))
 (last,) = pyalloc.oom_report()["last"]
 assert last["freed"] == {"pending": 0, "slabs": 2 * MIB, "callbacks": 0, "reclaimers": 64 * MIB, "events": 200 * MIB,
-                         "context": 0}, last
+                         "context": 0, "lenders": 0}, last
 assert last["reason"] == "capacity" and list(last["freed"]) == list(RUNGS)
 y = empty(1000 * MIB)                    # what was freed on the way is there for the next
 """
