@@ -25,7 +25,7 @@ def empty(size, stream=main):
 def work(stream, tensor):
     simulation.launch(stream.cuda_stream, writes=[(tensor.data_ptr(), 4096)], value=1)
 
-RUNGS = ("pending", "slabs", "callbacks", "reclaimers", "events", "context")
+RUNGS = ("pending", "slabs", "callbacks", "reclaimers", "events", "context", "lenders")
 def counted(**expected):
     stats = pyalloc.device_stats(0)
     found = {rung: stats["rung_" + rung] for rung in RUNGS if stats["rung_" + rung]}
