@@ -9,7 +9,10 @@ Importing this package loads neither torch nor the allocator's library: each pub
 
 TYPE_CHECKING = False  # as type checkers know it, without the cost of importing typing
 if TYPE_CHECKING:
+    from . import instrumentation as instrumentation
     from . import metrics as metrics
+    from . import simgpu as simgpu
+    from . import stats_page as stats_page
     from ._version import __version__ as __version__
     from .allocator import enable as enable
     from .allocator import is_enabled as is_enabled
@@ -97,22 +100,21 @@ _PUBLIC = {
     "stats": ("device_stats",),
     "unmapping": ("on_unmap", "remove_on_unmap"),
 }
+_MODULES = ("instrumentation", "metrics", "simgpu", "stats_page")  # those that are public as a whole
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"pyalloc.{name}")
     for module, names in _PUBLIC.items():
         if name in names:
-            from importlib import import_module
-
             value: object = getattr(import_module(f"pyalloc.{module}"), name)
             globals()[name] = value
             return value
-    if name == "metrics":  # a module that is public as a whole
-        import pyalloc.metrics
-
-        return pyalloc.metrics
     raise AttributeError(f"module 'pyalloc' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(name for names in _PUBLIC.values() for name in names)})
+    return sorted({*globals(), *_MODULES, *(name for names in _PUBLIC.values() for name in names)})

@@ -5,12 +5,16 @@ cannot serve, or diff found what grew; 2 a wrong command line or wrong options; 
 """
 
 import argparse
+import contextlib
+import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from . import errors
+from ._output import until_closed
 from ._program import split_program
+from ._version import __version__
 from .metrics import commands as metrics_commands
 from .snapshots import commands as snapshot_commands
 
@@ -33,13 +37,15 @@ _TARGET = "(script.py | -m module | -c code) [arguments of the program]"
 _TAKE_A_VALUE = ("--conf", "--device", "-o", "--output")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """The command line's parser, and the names of the commands."""
     parser = argparse.ArgumentParser(
         prog="pyalloc",
         description="A drop-in CUDA allocator for PyTorch.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("-V", "--version", action="version", version=f"pyalloc {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
@@ -72,51 +78,47 @@ def _parser() -> argparse.ArgumentParser:
     snapshot_commands.add_parsers(commands)
     metrics_commands.add_parser(commands)
     commands.add_parser("top", add_help=False, help="show the memory of running programs, live (pyalloc top -h)")
-    return parser
+    return parser, commands.choices
+
+
+def _refused(error: errors.PyallocError) -> int:
+    print(f"pyalloc: {error}", file=sys.stderr)
+    return 2
 
 
 def _record(parsed: argparse.Namespace, target: list[str]) -> int:
-    from .config import joined
-    from .record import recording
+    from .record import options_for_recording, recording
     from .run import enable_for_program, run_target
 
-    try:
-        enable_for_program(joined(parsed.conf, "bridge:require"))
-        with recording(Path(parsed.output), parsed.device) as writer:
-            try:
-                run_target(target)
-            finally:
-                print(f"pyalloc: {writer.rows} rows in {parsed.output}", file=sys.stderr)
-    except errors.PyallocError as error:
-        print(f"pyalloc: {error}", file=sys.stderr)
-        return 2
+    with contextlib.ExitStack() as stack:
+        try:
+            enable_for_program(options_for_recording(parsed.conf), target)
+            writer = stack.enter_context(recording(Path(parsed.output), parsed.device))
+        except errors.PyallocError as error:
+            return _refused(error)
+        try:
+            run_target(target)
+        finally:
+            print(f"pyalloc: {writer.rows} rows in {parsed.output}", file=sys.stderr)
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = _parser()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["top"]:
-        from .top.cli import main as top
+def _run(parsed: argparse.Namespace, target: list[str]) -> int:
+    from .run import enable_for_program, run_target
 
-        return top(given[1:], "pyalloc top")
-    ours: list[str] = given
-    target: list[str] = []
-    if given[:1] in (["run"], ["record"]):
-        ours, target = split_program(given[1:], _TAKE_A_VALUE)
-        ours = given[:1] + ours
-    parsed = parser.parse_args(ours)
-    if parsed.command == "doctor":
-        from . import doctor
+    try:
+        enable_for_program(parsed.conf, target)
+    except errors.PyallocError as error:
+        return _refused(error)
+    run_target(target)
+    return 0
 
-        return doctor.main(as_json=parsed.json, libraries=parsed.libraries)
-    if parsed.command == "snapshot":
-        return snapshot_commands.run_snapshot(parsed)
-    if parsed.command == "diff":
-        return snapshot_commands.run_diff(parsed)
-    if parsed.command == "exporter":
-        return metrics_commands.run_exporter(parsed)
+
+def _run_program(given: list[str]) -> int:
+    """`run` and `record`."""
+    parser, _ = _parsers()
+    ours, target = split_program(given[1:], _TAKE_A_VALUE)
+    parsed = parser.parse_args(given[:1] + ours)
     if parsed.command == "record" and parsed.output is None:
         from .record import output_argument
 
@@ -125,17 +127,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("record needs -o FILE")
     if not target or target in (["-m"], ["-c"]):
         parser.error(f"{parsed.command} needs a script.py, -m module or -c code")
-    if parsed.command == "record":
-        return _record(parsed, target)
-    from .run import enable_for_program, run_target
+    return _record(parsed, target) if parsed.command == "record" else _run(parsed, target)
 
-    try:
-        enable_for_program(parsed.conf)
-    except errors.PyallocError as error:
-        print(f"pyalloc: {error}", file=sys.stderr)
-        return 2
-    run_target(target)
-    return 0
+
+def _command(given: list[str]) -> int:
+    """All the others."""
+    if given[:1] == ["top"]:
+        from .top.cli import main as top
+
+        return top(given[1:], "pyalloc top")
+    parser, commands = _parsers()
+    if given and (close := difflib.get_close_matches(given[0], commands, 1)) and given[0] not in commands:
+        parser.error(f"there is no command {given[0]!r}; did you mean {close[0]!r}?")
+    parsed = parser.parse_args(given)
+    if parsed.command == "doctor":
+        from . import doctor
+
+        return doctor.main(as_json=parsed.json, libraries=parsed.libraries)
+    if parsed.command == "snapshot":
+        return snapshot_commands.run_snapshot(parsed)
+    if parsed.command == "diff":
+        return snapshot_commands.run_diff(parsed)
+    return metrics_commands.run_exporter(parsed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["run"], ["record"]):
+        return _run_program(given)  # what becomes of its output is the program's affair
+    return until_closed(lambda: _command(given))
 
 
 if __name__ == "__main__":

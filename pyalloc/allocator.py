@@ -234,12 +234,12 @@ def _confirm_equal(library: _native.Library, state: Enabled, arguments: str) -> 
     if text == state.text:
         return True
     advice = "call enable() once, with all its options, at the start"
+    if state.values["enable"] == "on":
+        advice = "give the options to what enabled it: --conf of pyalloc run or record, or PYALLOC_CONF"
     try:
         library.configure(text, "environment")
     except errors.StateError as error:  # devices are in use, and the core found a difference
-        raise errors.StateError(
-            f"pyalloc is already enabled, with another configuration ({error}); {advice}"
-        ) from error
+        raise errors.StateError(f"pyalloc is already enabled: {error}; {advice}") from error
     wanted = config.values(library)
     library.configure(state.text, "environment")
     different = [

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import _native, errors
+from . import _native, config, errors
 from .trace_file import TraceWriter, open_for_writing
 
 
@@ -97,18 +97,40 @@ class Recorder:
         return (time.perf_counter() - self._started) * 1e6
 
 
+def options_for_recording(options: str) -> str:
+    """`options` of the command line, with what recording needs. Raises ConfigError when they, or PYALLOC_CONF, ask for
+    what cannot be recorded.
+    """
+    library = _native.library()
+    library.configure(config.joined(config.inherited_text(), options), "environment")
+    chosen = config.values(library)
+    for key, value in (("bridge", "off"), ("mode", "pools")):
+        if chosen[key] == value:
+            raise errors.ConfigError(
+                f"{key}:{value} cannot be recorded, which needs the torch bridge: "
+                f"take it out of --conf or {config.VARIABLE}"
+            )
+    return config.joined(options, "bridge:require")
+
+
 @contextlib.contextmanager
 def recording(path: Path, device: int = 0) -> Iterator[TraceWriter]:
     """Writes a trace of `device` to `path` while the block runs; pyalloc must be enabled with its bridge.
 
-    Yields the writer, whose `rows` counts. Raises StateError without the bridge, InvalidArgumentError when the file
-    cannot be written.
+    Yields the writer, whose `rows` counts. Raises StateError without the bridge, InvalidArgumentError when there is no
+    such device or the file cannot be written.
     """
     from .allocator import enabled_state
 
     state = enabled_state()
     if state is None or state.mode != "bridge":
         raise errors.StateError("recording needs pyalloc with its bridge: call pyalloc.enable(bridge='require') before")
+    if device != 0:  # to count devices may open the driver, which the program may have its own say in
+        import torch
+
+        count = torch.cuda.device_count()
+        if not 0 <= device < count:
+            raise errors.InvalidArgumentError(f"device {device}; expected 0 to {count - 1}")
     try:
         file = open_for_writing(path)
     except OSError as error:

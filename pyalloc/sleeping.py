@@ -66,8 +66,9 @@ def wake(pools: Iterable[str] | None = None, *, progress: Progress | bool | None
 
 
 def _names(what: str, pools: Iterable[str]) -> dict[str, int]:
-    if isinstance(pools, str):
-        raise errors.InvalidArgumentError(f"{what} {pools!r}; expected several names, as in [{pools!r}]")
+    if isinstance(pools, str) or not isinstance(pools, Iterable):
+        example = pools if isinstance(pools, str) else "kv"
+        raise errors.InvalidArgumentError(f"{what} {pools!r}; expected several names, as in [{example!r}]")
     return {name: _PRIVATE if name == "private" else library().find_pool(name) for name in pools}
 
 

@@ -45,6 +45,8 @@ def run_exporter(parsed: argparse.Namespace) -> int:
     try:
         _need_client()
         return _print_metrics() if parsed.once else _serve(parsed.port, parsed.addr)
+    except BrokenPipeError:  # `--once | head`: the command line's
+        raise
     except (errors.PyallocError, OSError) as error:
         print(f"pyalloc exporter: {error}", file=sys.stderr)
         return 1

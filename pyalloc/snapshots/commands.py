@@ -67,6 +67,8 @@ def run_snapshot(parsed: argparse.Namespace) -> int:
     """`pyalloc snapshot`."""
     try:
         _write(parsed.output, _snapshot_bytes(parsed))
+    except BrokenPipeError:  # `-o - | head`: the command line's
+        raise
     except (errors.PyallocError, OSError) as error:
         print(f"pyalloc snapshot: {_line(error)}", file=sys.stderr)
         return 1

@@ -103,7 +103,11 @@ def diff(before: Snapshot, after: Snapshot) -> Difference:
             print(change.bytes, change)
 
     Call sites are known where torch recorded memory history. Snapshots of different processes can be compared, too.
+    Raises TypeError for anything but two snapshots.
     """
+    for one in (before, after):
+        if not isinstance(one, Snapshot):
+            raise TypeError(f"diff() of {one!r}; expected a Snapshot, as snapshot() and load_snapshot(path) return")
     families = _families(before, after)
     old, new = _groups(before, families), _groups(after, families)
 

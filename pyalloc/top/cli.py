@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from .._output import until_closed
 from ..stats_page import PageError, StatsPage, page_files, prune
 from ..user_folder import user_folder
 from . import drawing
@@ -104,6 +105,10 @@ def _thresholds(text: str) -> drawing.Thresholds:
 
 def main(arguments: Sequence[str] | None = None, name: str = "pyalloc-top") -> int:
     """Runs the command line and returns the exit code. `name` is what the user called."""
+    return until_closed(lambda: _main(arguments, name))
+
+
+def _main(arguments: Sequence[str] | None, name: str) -> int:
     parser = _parser(name)
     parsed = parser.parse_args(arguments)
     if parsed.version:
@@ -134,9 +139,6 @@ def main(arguments: Sequence[str] | None = None, name: str = "pyalloc-top") -> i
     except PageError as error:
         print(f"pyalloc-top: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of the pipe has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     finally:
         reader.close()
 

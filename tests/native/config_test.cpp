@@ -179,6 +179,8 @@ TEST(the_configuration_is_fixed_once_a_heap_is_open) {
   void* block = allocate(512);
   CHECK_EQ(pyalloc_configure("limit:1GiB", "test"), PYALLOC_WRONG_STATE);
   CHECK(std::strstr(pyalloc_last_error(), "fixed from the first allocation") != nullptr);
+  CHECK(std::strstr(pyalloc_last_error(), "limit:0 (asked for 1073741824)") != nullptr);
+  CHECK(std::strstr(pyalloc_last_error(), "slack") == nullptr);  // it is the same
   deallocate(block);
 }
 

@@ -157,7 +157,8 @@ TEST(a_pool_of_ones_own_may_be_like_another) {
   CHECK(pyalloc_create_pool("odd", kWeights, 4 * kMiB, 0, &again) == PYALLOC_INVALID_ARGUMENT &&
         says("a pool like kv"));
   CHECK(pyalloc_create_pool("odd", PYALLOC_POOL_LORA, UINT64_MAX, 0, &again) == PYALLOC_INVALID_ARGUMENT &&
-        says("its own"));
+        says("'odd' cannot be like 'lora'"));
+  CHECK(pyalloc_create_pool("odd", 60, UINT64_MAX, 0, &again) == PYALLOC_INVALID_ARGUMENT && says("like pool 60"));
   CHECK(pyalloc_find_pool("odd", 0, &again) == PYALLOC_INVALID_ARGUMENT);  // no refusal made it
 }
 

@@ -92,9 +92,10 @@ def test_enabling_twice(run_on_simgpu: Run) -> None:
         x = torch.empty(1, device="cuda")
         assert pyalloc.enable(slack=0.5, bridge="require"), "no change, also when CUDA is in use"
         try:
-            pyalloc.enable(slack=0.25)
+            pyalloc.enable(slack=0.25, bridge="require", decay=7)
         except pyalloc.StateError as error:
-            assert "already enabled" in str(error)
+            assert "already enabled" in str(error) and "call enable() once" in str(error), error
+            assert "slack:0.5 (asked for 0.25), decay:" in str(error) and "(asked for 7)" in str(error), error
         else:
             raise AssertionError("accepted")
         """

@@ -68,3 +68,27 @@ def test_a_file_that_cannot_be_written_is_named(run_on_simgpu: Run, tmp_path: Pa
     done = run_on_simgpu(PROGRAM.format(arguments=f"'-o', {str(trace)!r}, {str(script)!r}"), fails=True)
     assert done.returncode == 2
     assert f"the trace cannot be written to {trace}" in done.stderr
+
+
+@pytest.mark.parametrize("device", [4, -1])
+def test_a_device_that_does_not_exist(run_on_simgpu: Run, tmp_path: Path, device: int) -> None:
+    trace = tmp_path / "trace.csv"
+    arguments = f"'--device', '{device}', '-o', {str(trace)!r}, '-c', 'pass'"
+    done = run_on_simgpu(PROGRAM.format(arguments=arguments), fails=True)
+    assert done.returncode == 2
+    assert f"pyalloc: device {device}; expected 0 to 0\n" in done.stderr
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "record"])
+def test_a_program_with_options_of_its_own(run_on_simgpu: Run, tmp_path: Path, command: str) -> None:
+    """Its error is its own, and says where its options belong."""
+    output = ["-o", str(tmp_path / "trace.csv")] if command == "record" else []
+    code = "import pyalloc; pyalloc.enable(slack=0.25)"
+    program = f"import sys; from pyalloc.__main__ import main; sys.exit(main({[command, *output, '-c', code]!r}))"
+    done = run_on_simgpu(program, fails=True)
+    assert done.returncode == 1
+    assert "StateError: pyalloc is already enabled with slack:" in done.stderr
+    assert "(asked for 0.25)" in done.stderr
+    assert "--conf of pyalloc run" in done.stderr
+    assert "pyalloc: pyalloc" not in done.stderr

@@ -80,6 +80,9 @@ raises(pyalloc.InvalidArgumentError, "no pool is named 'vk'", lambda: pyalloc.sl
 raises(pyalloc.InvalidArgumentError, "offload names kv, not among the pools",
        lambda: pyalloc.sleep(["weights"], offload=["kv"]))
 raises(pyalloc.InvalidArgumentError, "expected several names", lambda: pyalloc.sleep("kv"))
+raises(pyalloc.InvalidArgumentError, "pools 3; expected several names, as in ['kv']", lambda: pyalloc.sleep(3))
+raises(pyalloc.InvalidArgumentError, "pools 3; expected several names, as in ['kv']", lambda: pyalloc.wake(3))
+raises(pyalloc.InvalidArgumentError, "pools 'kv'; expected several names, as in ['kv']", lambda: pyalloc.wake("kv"))
 raises(pyalloc.InvalidArgumentError, "expected fn(device, done, total)", lambda: pyalloc.sleep(["kv"], progress=3))
 raises(pyalloc.InvalidArgumentError, "no pool is named 'vk'", lambda: pyalloc.wake(["vk"]))
 def fails(device, done, total):

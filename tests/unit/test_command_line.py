@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-from pyalloc import doctor
+from pyalloc import __version__, doctor
 from pyalloc import run as run_module
 from pyalloc.__main__ import main
 
@@ -36,6 +38,98 @@ def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixtur
     assert "usage:" in capsys.readouterr().err
 
 
+def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["dcotor"])
+    assert ended.value.code == 2
+    assert "there is no command 'dcotor'; did you mean 'doctor'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([option])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pyalloc {__version__}\n"
+
+
+@pytest.mark.parametrize("lines", [100_000, 1])
+def test_a_reader_that_has_had_enough(lines: int) -> None:
+    """The pipe breaks while the command prints, and at its end, when what is buffered is written."""
+    code = (
+        "import sys; from pyalloc._output import until_closed;"
+        f"sys.exit(until_closed(lambda: [print('a line') for _ in range({lines})] and 0))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_commands_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr("pyalloc.__main__.until_closed", lambda command: seen.append(command) or 0)
+    for command in ("doctor", "diff", "snapshot", "exporter", "top"):
+        main([command])
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (["nope.py"], "can't open file '{folder}/nope.py': [Errno 2] No such file or directory"),
+        (["empty"], "can't find '__main__' module in 'empty'"),
+        (["-m", "nosuchmod"], "no module named nosuchmod"),
+        (["-m", "empty"], "no module named empty.__main__"),
+        (["-m", "empty.nothing"], "no module named empty.nothing"),
+    ],
+)
+@pytest.mark.parametrize("command", [["run"], ["record", "-o", "trace.csv"]])
+def test_a_program_that_is_not_there(command: list[str], target: list[str], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "__init__.py").touch()
+    code = (
+        "import sys; from pyalloc import run; from pyalloc.__main__ import main; run.enable = lambda: True;"
+        f"sys.exit(main({[*command, *target]!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"pyalloc: {reason.format(folder=tmp_path)}\n")
+    assert not (tmp_path / "trace.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "refused"),
+    [("bridge:off", "", "bridge:off"), ("", "bridge:off", "bridge:off"), ("mode:pools", "", "mode:pools")],
+)
+def test_options_without_the_bridge_cannot_be_recorded(
+    options: str, environment: str, refused: str, tmp_path: Path
+) -> None:
+    arguments = ["record", "--conf", options, "-o", "trace.csv", "-c", "print('ran')"]
+    code = f"import sys; from pyalloc.__main__ import main; sys.exit(main({arguments!r}))"
+    variables = {**os.environ, "PYALLOC_CONF": environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"pyalloc: {refused} cannot be recorded")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "trace.csv").exists()
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_demo_explains_itself_without_an_environment(option: str, tmp_path: Path) -> None:
+    demo = [str(ROOT / "tools" / "demo"), "--requests", "3", option]
+    variables = {**os.environ, "PYALLOC_VENV": str(tmp_path / "venv")}
+    done = subprocess.run(demo, env=variables, capture_output=True, text=True, check=True)
+    assert "tools/demo [options" in done.stdout
+    assert "set -" not in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "conf", "target"),
     [
@@ -50,7 +144,7 @@ def test_run_takes_what_python_takes(
     arguments: list[str], conf: str, target: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
-    monkeypatch.setattr(run_module, "enable_for_program", seen.append)
+    monkeypatch.setattr(run_module, "enable_for_program", lambda options, target: seen.append(options))
     monkeypatch.setattr(run_module, "run_target", seen.append)
     assert main(["run", *arguments]) == 0
     assert seen == [conf, target]

@@ -49,7 +49,7 @@ def test_type_checkers_see_every_public_name() -> None:
         for alias in node.names
     }
     at_run_time = {(module, name) for module, names in pyalloc._PUBLIC.items() for name in names}
-    at_run_time.add(("metrics", "metrics"))  # a module that is public as a whole
+    at_run_time |= {(name, name) for name in pyalloc._MODULES}
     assert for_checkers == at_run_time
 
 
@@ -60,6 +60,12 @@ def test_every_public_name_exists() -> None:
             assert name in dir(pyalloc)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         pyalloc.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", pyalloc._MODULES)
+def test_a_public_module_is_there_before_it_is_imported(name: str) -> None:
+    code = f"import pyalloc; assert '{name}' in dir(pyalloc); print([pyalloc.{name}.__name__])"
+    assert modules_after(code) == [f"pyalloc.{name}"]
 
 
 def test_no_public_name_is_a_modules_too() -> None:

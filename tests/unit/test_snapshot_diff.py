@@ -67,6 +67,11 @@ def test_devices_are_told_apart() -> None:
     ]
 
 
+def test_paths_are_refused_with_the_way_to_read_them() -> None:
+    with pytest.raises(TypeError, match=r"'before.json'; expected a Snapshot, .* load_snapshot\(path\)"):
+        pyalloc.diff("before.json", "after.json")  # type: ignore[arg-type]
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     BEFORE.save(before)

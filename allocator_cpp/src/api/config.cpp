@@ -242,4 +242,25 @@ std::string Config::json() const {
   return out + "]";
 }
 
+std::string Config::differences(const Config& wanted) const {
+  std::string out;
+  auto compare = [&](const char* key, const std::string& has, const std::string& asked) {
+    if (has != asked) out += (out.empty() ? "" : ", ") + std::string(key) + ":" + has + " (asked for " + asked + ")";
+  };
+#define COMPARE(key) compare(#key, text_of(options_.key), text_of(wanted.options_.key));
+#define OPTION_SWITCH(key, value, help) COMPARE(key)
+#define OPTION_CHOICE(key, value, choices, help) COMPARE(key)
+#define OPTION_SIZE(key, value, help) COMPARE(key)
+#define OPTION_FRACTION(key, value, low, high, help) COMPARE(key)
+#define OPTION_INTEGER(key, value, low, high, unit, help) COMPARE(key)
+#include "api/options.def"
+#undef OPTION_SWITCH
+#undef OPTION_CHOICE
+#undef OPTION_SIZE
+#undef OPTION_FRACTION
+#undef OPTION_INTEGER
+#undef COMPARE
+  return out;
+}
+
 }  // namespace pyalloc

@@ -19,22 +19,6 @@ struct Options {
 #undef OPTION_SIZE
 #undef OPTION_FRACTION
 #undef OPTION_INTEGER
-
-  bool operator==(const Options& other) const {
-    bool equal = true;
-#define OPTION_SWITCH(key, value, help) equal = equal && key == other.key;
-#define OPTION_CHOICE(key, value, choices, help) equal = equal && key == other.key;
-#define OPTION_SIZE(key, value, help) equal = equal && key == other.key;
-#define OPTION_FRACTION(key, value, low, high, help) equal = equal && key == other.key;
-#define OPTION_INTEGER(key, value, low, high, unit, help) equal = equal && key == other.key;
-#include "api/options.def"
-#undef OPTION_SWITCH
-#undef OPTION_CHOICE
-#undef OPTION_SIZE
-#undef OPTION_FRACTION
-#undef OPTION_INTEGER
-    return equal;
-  }
 };
 
 // Bytes of a size as options have it: "20GiB". PYALLOC_INVALID_ARGUMENT for any other text.
@@ -46,6 +30,8 @@ class Config {
   Status set(const std::string& text, const std::string& origin);
   const Options& options() const { return options_; }
   std::string json() const;
+  // "slack:0.05 (asked for 0.1), ...": every option that has another value in `wanted`; empty when none has.
+  std::string differences(const Config& wanted) const;
 
  private:
   Options options_;

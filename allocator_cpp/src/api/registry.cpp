@@ -98,8 +98,10 @@ Status Registry::configure(const char* text, const char* origin) {
   status = wanted.set(text != nullptr ? text : "", origin != nullptr ? origin : "argument");
   if (status != kOk) return status;
   if (!open_heaps().empty()) {
-    if (wanted.options() == config_.options()) return kOk;
-    return fail(PYALLOC_WRONG_STATE, "pyalloc is in use; its configuration is fixed from the first allocation on");
+    std::string differences = config_.differences(wanted);
+    if (differences.empty()) return kOk;
+    return fail(PYALLOC_WRONG_STATE, "pyalloc is in use with %s: options are fixed from the first allocation on",
+                differences.c_str());
   }
   config_ = wanted;
   configured_ = true;

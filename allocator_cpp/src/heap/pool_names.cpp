@@ -87,12 +87,14 @@ Status find_or_make(const char* name, bool create, const PoolPolicy& policy, Poo
 Status find_pool(const char* name, bool create, PoolId& id) { return find_or_make(name, create, {}, id); }
 
 Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, bool contiguous, PoolId& id) {
-  if (like != kNoPool && (like >= pool_count() || like == PYALLOC_POOL_LORA))
+  if (like != kNoPool && like >= pool_count())
+    return fail(PYALLOC_INVALID_ARGUMENT, "a pool cannot be like pool %d: there is none; there are %d", int{like},
+                int{pool_count()});
+  if (like == PYALLOC_POOL_LORA)
     return fail(PYALLOC_INVALID_ARGUMENT,
-                "a pool cannot be like pool %d: lora's reserve is its own; expected a pool that exists, such as "
-                "general, "
+                "the pool '%s' cannot be like 'lora', whose reserve is its own; expected a pool such as general, "
                 "weights, kv or workspace",
-                int{like});
+                name);
   PoolPolicy policy = like != kNoPool ? pool_policy(like) : PoolPolicy{};
   if (slab_bytes != kAsLike) {
     bool fits = slab_bytes == 0 || (slab_bytes >= 4 * kMiB && slab_bytes <= 32 * kMiB && is_power_of_two(slab_bytes));
