@@ -195,6 +195,7 @@ def empty_cache() -> None:
     import torch
 
     if (pools := torch_pools.active()) is not None:
+        torch.cuda.empty_cache()  # torch sees here which blocks no stream uses any more; until then they count as used
         pools.give_back()
     torch.cuda.empty_cache()
     if pools is not None:
