@@ -186,3 +186,20 @@ TEST(a_pool_that_sleeps_does_not_go_back) {
   deallocate(small);
   release(kKey);
 }
+
+// What was idle when it was given up may have gone to others, though live blocks kept the pool.
+TEST(a_pool_that_is_used_anew_does_not_go_back) {
+  Gpu gpu("memory:1GiB");
+  int pool = retain(kKey);
+  void *idle = allocate_in(pool, 40 * kMiB), *live = allocate_in(pool, 5 * kMiB);
+  Taken taken;
+  deallocate(idle);
+  release(kKey);
+  trim();
+  retain(kKey);
+  Told told;
+  CHECK(restore(taken, told) == PYALLOC_WRONG_STATE && says("was given up since the checkpoint was taken"));
+  CHECK(live_blocks() == (Blocks{{live, 5 * kMiB}}));
+  deallocate(live);
+  release(kKey);
+}

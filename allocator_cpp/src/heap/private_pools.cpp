@@ -97,10 +97,10 @@ Status DeviceHeap::retain_pool(const PoolKey& key, PoolId& id) {
       status = take_pool_number(pool);
       if (status != kOk) return;
       one.pool = pool;
-      one.life = ++pool_lives_;
       with_memory_.push_back(&one);
     }
     backing_.captures = true;
+    if (one.uses == 0) one.life = ++pool_lives_;
     if (one.uses++ == 0 && one.pool != nullptr) keep(*one.pool);
     id = one.pool != nullptr ? one.pool->id : kGeneralPool;
   });

@@ -29,7 +29,7 @@ struct PrivatePool {
   Pool* pool = nullptr;  // null: retired, or caching is off
   int uses = 0;
   bool lends = false;            // its free memory serves other pools before they are refused (use_on_oom)
-  uint64_t life = 0;             // another number each time the key gets a pool
+  uint64_t life = 0;             // another number each time it is used anew
   History reserved[kKinds + 1];  // bytes; kept after the pool is gone, as torch does, until statistics are reset
 };
 
