@@ -350,16 +350,25 @@ class Library:
     def _ledger_type(self) -> type[ctypes.Structure]:
         return _int64_struct("Ledger", self.ledger_fields)
 
-    def ledger(self, device: int) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-        """A device's figures by the names of `ledger_fields`, and its pools' by name, all of one moment."""
+    def ledger(self, device: int) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+        """A device's figures by the names of `ledger_fields`, and its pools' by name, all of one moment. Torch's
+        private pools are "private", if they have memory, asleep or not; their peak is None.
+        """
         ledger = self._ledger_type()
         ledger.size = ctypes.sizeof(ledger)
         names = self.pool_names()
         pools = (self._pool_stats_type * len(names))()
-        for pool in pools:
+        of_private = self._pool_stats_type()
+        for pool in (*pools, of_private):
             pool.size = ctypes.sizeof(self._pool_stats_type)
-        self._check(self._dll.pyalloc_get_ledger(device, ctypes.byref(ledger), pools, len(names)))
-        of_pools = {name: _values_of(pool, self.pool_fields) for name, pool in zip(names, pools, strict=True)}
+        self._check(
+            self._dll.pyalloc_get_ledger(device, ctypes.byref(ledger), pools, len(names), ctypes.byref(of_private))
+        )
+        of_pools: dict[str, dict[str, Any]] = {
+            name: _values_of(pool, self.pool_fields) for name, pool in zip(names, pools, strict=True)
+        }
+        if of_private.reserved or of_private.asleep:
+            of_pools["private"] = {**_values_of(of_private, self.pool_fields), "peak": None}
         return _values_of(ledger, self.ledger_fields), of_pools
 
     def push_tag(self, name: str) -> int:

@@ -8,8 +8,9 @@ from typing import Any
 
 from ._native import library
 from .device_processes import UnknownProcessesError, process_memory
+from .devices import Device, device_number
 from .fragmentation import DeviceFragmentation
-from .purpose_pools import PoolStats, device_number, pool_figures
+from .purpose_pools import PoolStats, pool_figures
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Outside:
 @dataclass(frozen=True)
 class Ledger(DeviceFragmentation):
     """A device's whole account; sizes in bytes. reserved + shelf + outside + free = total, and reserved is the sum of
-    the pools', torch's private ones (MemPool, CUDA graphs) included.
+    the pools'; torch's private ones (MemPool, CUDA graphs) are one together, "private", where they have any memory.
 
     reserved: mapped granules of all pools; shelf: granules kept unmapped for reuse; outside: what is neither pyalloc's
     nor free, and outside_by its parts, None when NVML cannot say (outside_unknown says why); free: what the driver has
@@ -80,7 +81,7 @@ class Ledger(DeviceFragmentation):
         return "\n".join(_lines(self))
 
 
-def ledger(device: int | None = None) -> Ledger:
+def ledger(device: Device = None) -> Ledger:
     """The whole account of one device: per pool, outside pyalloc, and free. device None: torch's current one, 0 before
     CUDA is in use. Exact, also while other threads allocate; walks the heap, so not for a hot loop. All zero, but for
     the pools' limits, before the device's first allocation. Raises InvalidArgumentError for a device that does not
@@ -115,7 +116,7 @@ def _lines(whole: Ledger) -> list[str]:
     heads = ["reserved", "used", "allocated", "requested", "limit", "peak"]
     rows = [[f"device {whole.device}", *heads]]
     for one in whole.pools:
-        if one.reserved or one.limit or one.peak:
+        if one.reserved or one.limit or one.peak or one.asleep:
             sizes = [one.reserved, one.used, one.allocated, one.requested, one.limit, one.peak]
             rows.append([f"  {one.name}", *("-" if size is None else readable(size) for size in sizes)])
     alone = [("  shelf", whole.shelf), ("  outside pyalloc", whole.outside)]

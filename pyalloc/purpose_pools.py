@@ -6,17 +6,16 @@ being given back. What is idle in one pool serves the next need of any.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from . import errors, torch_pools
 from ._native import library
 from .allocator import is_enabled
+from .devices import MOST_DEVICES, Device, device_number
 from .fragmentation import PoolFragmentation
 from .scope import ThreadScope
-
-MOST_DEVICES = 64  # of a process; all of them, while it is not known how many there are
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,10 @@ class PoolStats(PoolFragmentation):
     requested: asked for by its live blocks; requested_total: by all blocks it ever handed out; allocated: the live
     ones, rounded as allocated; used: the 2 MiB granules those touch, and the reserve; reserved: its mapped granules,
     the idle ones, which any pool may take, included; limit: most that may be used, None without one; peak: most that
-    was used at once; largest_free: the longest free mapped run; largest_remapped: the largest request that its free
-    mapped memory could serve, moved together; reserve: kept mapped for its blocks alone (lora), a part of used; asleep:
-    granules that its blocks touch and that sleep() gave to the driver, no part of used; offloaded: host memory that
-    holds what is to be restored.
+    was used at once, None for ledger()'s "private", which is several; largest_free: the longest free mapped run;
+    largest_remapped: the largest request that its free mapped memory could serve, moved together; reserve: kept mapped
+    for its blocks alone (lora), a part of used; asleep: granules that its blocks touch and that sleep() gave to the
+    driver, no part of used; offloaded: host memory that holds what is to be restored.
     """
 
     name: str
@@ -40,7 +39,7 @@ class PoolStats(PoolFragmentation):
     used: int
     reserved: int
     limit: int | None
-    peak: int
+    peak: int | None
     largest_free: int
     largest_remapped: int
     reserve: int
@@ -145,7 +144,7 @@ def create_pool(
     return name
 
 
-def pools(device: int | None = None) -> list[PoolStats]:
+def pools(device: Device = None) -> list[PoolStats]:
     """Every pool on one device: the five that always exist, then yours. device None: torch's current one, 0 before
     CUDA is in use. Exact; walks the heap, so not for a hot loop.
     """
@@ -154,13 +153,13 @@ def pools(device: int | None = None) -> list[PoolStats]:
     return [pool_figures(name, core.pool_stats(number, place)) for place, name in enumerate(core.pool_names())]
 
 
-def pool_figures(name: str, values: dict[str, int]) -> PoolStats:
+def pool_figures(name: str, values: dict[str, Any]) -> PoolStats:
     """The core's figures of one pool, by the names of its table, as users see them."""
     sizes = {key: size for key, size in values.items() if key != "limit"}
     return PoolStats(name=name, limit=values["limit"] or None, **sizes)
 
 
-def escapes(device: int | None = None) -> dict[int, int]:
+def escapes(device: Device = None) -> dict[int, int]:
     """How many blocks outlived the workspace step they were allocated in, by the bytes that were asked for, largest
     first; since the program's start, each block once. They keep a step from being given the addresses of the last; what
     is meant to live longer is better allocated outside. Only 256 sizes of a stream are told apart, those that come
@@ -171,7 +170,7 @@ def escapes(device: int | None = None) -> dict[int, int]:
     return {int(size): sizes[size] for size in sorted(sizes, key=int, reverse=True)}
 
 
-def lora_prepare(size: int | str, device: int | None = None) -> None:
+def lora_prepare(size: int | str, device: Device = None) -> None:
     """Makes room for an adapter of `size` bytes (or "500MiB") that is about to be loaded, beyond the reserve: the load
     then needs no driver call. The memory stays set aside until the next outermost `with pyalloc.pool("lora")` ends, on
     any thread, or until the next call, also one that fails; 0 only ends it. It comes from idle memory first, then as
@@ -202,24 +201,8 @@ def empty_cache() -> None:
         library().trim()
 
 
-def reset_pool_peaks(device: int | None = None) -> None:
+def reset_pool_peaks(device: Device = None) -> None:
     """Starts every pool's `peak` on one device again from what is used now."""
     core = library()
     for number in range(len(core.pool_names())):
         core.reset_pool_peak(device_number(device), number)
-
-
-def device_number(device: int | None) -> int:
-    """The number of a device given as one or as a torch.device; None: torch's current one, 0 before CUDA is in use.
-    Raises InvalidArgumentError for anything else, and for a device that does not exist.
-    """
-    torch = sys.modules.get("torch")
-    number: object = device
-    if torch is not None and isinstance(device, torch.device) and device.type == "cuda":
-        number = device.index
-    if number is None:
-        return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
-    end = library().device_count() or MOST_DEVICES
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < end:
-        raise errors.InvalidArgumentError(f"device {device!r}; expected 0 to {end - 1}")
-    return number

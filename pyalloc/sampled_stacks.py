@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import errors
+from .devices import Device, device_number
 
 _bridge: ctypes.CDLL | None = None  # while stacks are sampled
 
@@ -50,7 +51,7 @@ def sampling() -> bool:
     return _bridge is not None
 
 
-def sampled_blocks(device: int | None = None) -> list[SampledBlock]:
+def sampled_blocks(device: Device = None) -> list[SampledBlock]:
     """The live blocks whose stack was kept, the heaviest first.
 
     Args:
@@ -58,11 +59,13 @@ def sampled_blocks(device: int | None = None) -> list[SampledBlock]:
 
     Raises:
         StateError: pyalloc does not sample: it is not enabled with its torch bridge and sample_stacks.
+        InvalidArgumentError: there is no such device.
     """
     if _bridge is None:
         raise errors.StateError(
             "no stacks are sampled; enable pyalloc with its torch bridge and an interval, such as sample_stacks:64MiB"
         )
+    number = None if device is None else device_number(device)
     import torch
 
     # Frames first: a block freed in between is left out, and one sampled in between is not yet known.
@@ -76,7 +79,7 @@ def sampled_blocks(device: int | None = None) -> list[SampledBlock]:
     found = [
         SampledBlock(frames=frames[row["address"]], **row)
         for row in _rows(_bridge)
-        if row["address"] in frames and device in (None, row["device"])
+        if row["address"] in frames and number in (None, row["device"])
     ]
     return sorted(found, key=lambda block: block.weight, reverse=True)
 

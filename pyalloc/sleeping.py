@@ -30,7 +30,8 @@ def sleep(
     are. While a pool sleeps, allocating in it raises RuntimeError (PyallocError in this package's calls), naming the
     pool; ledger() and pools() say what sleeps. Functions of on_unmap() are called before anything is unmapped.
 
-    progress: fn(device, done, total), called as bytes are copied, and not from another thread; True prints a line to
+    progress: fn(device, done, total), called as bytes are copied, and not from another thread, total being all that is
+    copied of the device; True prints a line to
     standard error, and None does where that is a terminal.
 
     All or nothing: raises torch.OutOfMemoryError for too little host memory, StateError while a CUDA graph is captured,
@@ -118,7 +119,10 @@ class _Reporter:
             if self._call is not None:
                 self._call(device, done, total)
             if self._shows:
-                line = f"\rpyalloc: {self._what}: device {device}: {done / 2**30:.2f} of {total / 2**30:.2f} GiB copied"
+                unit, name = (2**30, "GiB") if total >= 2**30 else (2**20, "MiB")
+                line = (
+                    f"\rpyalloc: {self._what}: device {device}: {done / unit:.2f} of {total / unit:.2f} {name} copied"
+                )
                 print(line, end="", file=sys.stderr, flush=True)
                 self._printed = True
         except BaseException as raised:  # nothing may leave towards the core

@@ -3,11 +3,12 @@
 from typing import Any
 
 from ._native import KINDS, library
+from .devices import Device, device_number
 
 _HISTORY = ("current", "peak", "allocated", "freed")
 
 
-def device_stats(device: int = 0) -> dict[str, Any]:
+def device_stats(device: Device = 0) -> dict[str, Any]:
     """Statistics of one device, nested as torch.cuda.memory_stats_as_nested_dict nests them, with pyalloc's own
     counters beside.
 
@@ -16,7 +17,7 @@ def device_stats(device: int = 0) -> dict[str, Any]:
     first allocation. Raises InvalidArgumentError for a device that does not exist.
     """
     core = library()
-    raw = core.stats(device)
+    raw = core.stats(device_number(device))
     result: dict[str, Any] = {}
     for field in core.stat_fields:
         value = getattr(raw, field["name"])

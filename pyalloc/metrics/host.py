@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from ..purpose_pools import MOST_DEVICES
+from ..devices import MOST_DEVICES
 from ..stats_page import PageBusyError, PageError, Sample, StatsPage, page_files
 from ..user_folder import user_folder
 from .families import Measured

@@ -19,8 +19,8 @@ from ..allocator import enabled_state
 from ..attribution import bills
 from ..config import values as option_values
 from ..device_account import Ledger, ledger
+from ..devices import MOST_DEVICES
 from ..out_of_memory import oom_report
-from ..purpose_pools import MOST_DEVICES
 from .model import NONE, Blocks, DeviceSnapshot, Events, Segment, Snapshot
 from .torch_history import Recorded, Sites, call_sites, events, recorded
 

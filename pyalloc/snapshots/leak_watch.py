@@ -18,7 +18,7 @@ from types import TracebackType
 from .. import errors
 from .._native import library
 from ..device_account import readable
-from ..purpose_pools import MOST_DEVICES, device_number
+from ..devices import MOST_DEVICES, Device, device_number
 from .capture import snapshot
 from .comparison import Change, diff
 from .model import STATES, Snapshot
@@ -191,7 +191,7 @@ def watch_leaks(
     steps: int = 1,
     least_bytes: int | str = "1MiB",
     least_blocks: int = 64,
-    device: int | None = None,
+    device: Device = None,
     on_leak: Callable[[Leak], object] | None = None,
 ) -> LeakWatch:
     """Watches for pools that only grow, and logs a warning for each (logger "pyalloc").

@@ -17,6 +17,7 @@ namespace {
 struct Account {
   pyalloc_ledger whole{};
   std::vector<pyalloc_pool_stats> pools;
+  pyalloc_pool_stats of_private{};
 };
 
 Account account() {
@@ -24,13 +25,14 @@ Account account() {
   now.whole.size = sizeof now.whole;
   now.pools.resize(static_cast<size_t>(pyalloc_pool_count()));
   for (pyalloc_pool_stats& pool : now.pools) pool.size = sizeof pool;
-  CHECK_EQ(pyalloc_get_ledger(0, &now.whole, now.pools.data(), pyalloc_pool_count()), PYALLOC_OK);
+  now.of_private.size = sizeof now.of_private;
+  CHECK_EQ(pyalloc_get_ledger(0, &now.whole, now.pools.data(), pyalloc_pool_count(), &now.of_private), PYALLOC_OK);
   return now;
 }
 
 bool adds_up(const Account& now) {
   const pyalloc_ledger& whole = now.whole;
-  int64_t reserved = 0, used = 0, requested = 0;
+  int64_t reserved = now.of_private.reserved, used = now.of_private.used, requested = now.of_private.requested;
   for (const pyalloc_pool_stats& pool : now.pools) {
     reserved += pool.reserved;
     used += pool.used;
@@ -154,12 +156,19 @@ TEST(a_ledger_of_nothing_and_wrong_arguments) {
   CHECK(adds_up(now) && now.whole.total == 0);
   CHECK_EQ(now.pools[PYALLOC_POOL_KV].limit, as_number(64 * kMiB));
   pyalloc_ledger whole{};
-  CHECK(pyalloc_get_ledger(0, &whole, nullptr, 0) == PYALLOC_INVALID_ARGUMENT && says("ledger->size is not set"));
+  CHECK(pyalloc_get_ledger(0, &whole, nullptr, 0, nullptr) == PYALLOC_INVALID_ARGUMENT &&
+        says("ledger->size is not set"));
   whole.size = sizeof whole;
-  CHECK_EQ(pyalloc_get_ledger(0, &whole, nullptr, 0), PYALLOC_OK);
-  CHECK(pyalloc_get_ledger(0, &whole, nullptr, 1) == PYALLOC_INVALID_ARGUMENT && says("1 pools; expected room for 0"));
-  CHECK(pyalloc_get_ledger(0, &whole, now.pools.data(), 65) == PYALLOC_INVALID_ARGUMENT && says("65 pools"));
-  CHECK(pyalloc_get_ledger(9, &whole, nullptr, 0) == PYALLOC_INVALID_ARGUMENT && says("device 9; expected 0 to 0"));
+  CHECK_EQ(pyalloc_get_ledger(0, &whole, nullptr, 0, nullptr), PYALLOC_OK);
+  CHECK(pyalloc_get_ledger(0, &whole, nullptr, 1, nullptr) == PYALLOC_INVALID_ARGUMENT &&
+        says("1 pools; expected room for 0"));
+  CHECK(pyalloc_get_ledger(0, &whole, now.pools.data(), 65, nullptr) == PYALLOC_INVALID_ARGUMENT && says("65 pools"));
+  CHECK(pyalloc_get_ledger(9, &whole, nullptr, 0, nullptr) == PYALLOC_INVALID_ARGUMENT &&
+        says("device 9; expected 0 to 0"));
   now.pools[1].size = 8;
-  CHECK(pyalloc_get_ledger(0, &whole, now.pools.data(), 2) == PYALLOC_INVALID_ARGUMENT && says("pools[1].size"));
+  CHECK(pyalloc_get_ledger(0, &whole, now.pools.data(), 2, nullptr) == PYALLOC_INVALID_ARGUMENT &&
+        says("pools[1].size"));
+  pyalloc_pool_stats of_private{};
+  CHECK(pyalloc_get_ledger(0, &whole, nullptr, 0, &of_private) == PYALLOC_INVALID_ARGUMENT &&
+        says("private_pools->size"));
 }

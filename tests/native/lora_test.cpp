@@ -124,6 +124,16 @@ TEST(what_does_not_fit_the_reserve_overflows_or_fails) {
   }
 }
 
+// What is prepared lies beside the reserve, so that the reserve's free memory is none for it.
+TEST(memory_that_cannot_be_prepared_says_why) {
+  Gpu gpu("memory:200MiB", "lora_reserve:64MiB");
+  void* block = allocate(16 * kMiB);
+  CHECK(pyalloc_lora_prepare(0, 160 * kMiB) == PYALLOC_OUT_OF_MEMORY && says("Reason: pinned"));
+  CHECK(pyalloc_lora_prepare(0, 190 * kMiB) == PYALLOC_OUT_OF_MEMORY && says("Reason: capacity"));
+  CHECK_EQ(pyalloc_lora_prepare(0, 120 * kMiB), PYALLOC_OK);
+  deallocate(block);
+}
+
 TEST(a_load_prepared_for_needs_no_driver_call) {
   Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
   deallocate(allocate(300 * kMiB));

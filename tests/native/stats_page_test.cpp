@@ -19,7 +19,7 @@ void check_agrees(const Page& page) {
   ledger.size = sizeof ledger;
   std::vector<pyalloc_pool_stats> pools(static_cast<size_t>(count));
   for (pyalloc_pool_stats& pool : pools) pool.size = sizeof pool;
-  CHECK_EQ(pyalloc_get_ledger(0, &ledger, pools.data(), count), PYALLOC_OK);
+  CHECK_EQ(pyalloc_get_ledger(0, &ledger, pools.data(), count, nullptr), PYALLOC_OK);
   pyalloc_device_stats now = stats();
   const pyalloc_page_device& device = page.device();
 #define PYALLOC_LEDGER_FIELD(name, unit, help) CHECK_EQ(device.name, ledger.name);

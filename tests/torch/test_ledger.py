@@ -97,6 +97,57 @@ def test_the_table_for_people(run_on_simgpu: Run) -> None:
     ]
 
 
+def test_private_pools_are_a_row(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            import json
+            from pyalloc.metrics.own_process import own_process
+
+            def check(size, asleep=0):
+                whole = pyalloc.ledger()
+                for figure in ("reserved", "used", "allocated", "requested", "asleep", "offloaded"):
+                    assert sum(getattr(one, figure) for one in whole.pools) == getattr(whole, figure), figure
+                assert whole.reserved + whole.shelf + whole.outside + whole.free == whole.total
+                rows = [one for one in whole.as_dict()["pools"] if one["name"] == "private"]
+                measured = [one for one in own_process().sample.devices[0].pools if one.values["name"] == "private"]
+                assert [one.values["reserved"] for one in measured] == [one["reserved"] for one in rows]
+                if not size and not asleep:
+                    assert rows == [] and "private" not in str(whole)
+                    return
+                (row,) = json.loads(json.dumps(rows))
+                assert (row["reserved"], row["asleep"]) == (size, asleep), row
+                assert row["peak"] is None and row["limit"] is None
+                line = next(line for line in str(whole).splitlines() if line.startswith("  private"))
+                assert line.split()[-2:] == ["-", "-"], line
+
+            MiB = 1 << 20
+            with pyalloc.pool("kv"):
+                kv = torch.empty(10 * MiB, dtype=torch.uint8, device="cuda")
+            check(0)
+            first, second = torch.cuda.MemPool(), torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(first):
+                x = torch.empty(200 * MiB, dtype=torch.uint8, device="cuda")
+            with torch.cuda.use_mem_pool(second):
+                y = torch.empty(40 * MiB, dtype=torch.uint8, device="cuda")
+            check(240 * MiB)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                z = torch.zeros(20 * MiB, dtype=torch.uint8, device="cuda")
+            check(260 * MiB)
+            pyalloc.sleep(["private"], offload=["private"])
+            check(0, 260 * MiB)
+            pyalloc.wake()
+            check(260 * MiB)
+            graph.replay()
+            del x, y, z, graph, first, second
+            torch.cuda.empty_cache()
+            check(0)
+            """
+        )
+    )
+
+
 def test_where_nvml_cannot_say(run_on_simgpu: Run) -> None:
     run_on_simgpu(
         program(

@@ -96,6 +96,35 @@ assert torch.equal(x.cpu(), host)
     )
 
 
+def test_progress_counts_all_pools_together(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            HELPERS
+            + """
+import contextlib, io
+kept = [filled("weights", 100 << 20, 1), filled("kv", 2 << 20, 2)]
+for size in (10, 10, 20):
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        kept.append(filled("general", size << 20, 3))
+for call in (lambda hear: pyalloc.sleep(["weights", "kv", "private"], offload=["weights", "kv", "private"],
+                                        progress=hear),
+             lambda hear: pyalloc.wake(progress=hear)):
+    seen = []
+    call(lambda *heard: seen.append(heard))
+    done = [one for _, one, _ in seen]
+    assert done == sorted(set(done)) and len(done) >= 5, seen
+    assert done[-1] == 142 << 20 and {total for _, _, total in seen} == {142 << 20}, seen
+assert all(torch.equal(x.cpu(), host) for x, host in kept)
+errors = io.StringIO()
+with contextlib.redirect_stderr(errors):
+    pyalloc.sleep(["kv"], offload=["kv"], progress=True)
+assert errors.getvalue() == "\\rpyalloc: sleep: device 0: 2.00 of 2.00 MiB copied\\n", repr(errors.getvalue())
+pyalloc.wake()
+"""
+        )
+    )
+
+
 @pytest.mark.complaint(37, 38)
 @pytest.mark.complaint(38)
 def test_sleep_waits_for_kernels(run_on_simgpu: Run) -> None:

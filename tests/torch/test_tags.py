@@ -100,6 +100,11 @@ def test_a_tag_is_charged_for_what_is_allocated_in_its_scope(run_on_simgpu: Run)
                 raises(pyalloc.InvalidArgumentError, "expected 0 to 0", lambda: pyalloc.pools(odd))
                 raises(pyalloc.InvalidArgumentError, "expected 0 to 0", lambda: pyalloc.escapes(odd))
             assert pyalloc.pools(torch.device("cuda:0")) == pyalloc.pools(torch.device("cuda")) == pyalloc.pools(0)
+            assert pyalloc.pools("cuda:0") == pyalloc.pools("cuda") == pyalloc.pools(0)
+            assert pyalloc.ledger("cuda:0").device == 0 and pyalloc.device_stats("cuda") == pyalloc.device_stats()
+            assert pyalloc.escapes("cuda:0") == pyalloc.escapes(0)
+            for odd in (-1, "cuda:", "cuda:1", "cuda:-1", "0", "cuda:\\u0660", "cuda:0\\n"):
+                raises(pyalloc.InvalidArgumentError, "expected 0 to 0", lambda: pyalloc.device_stats(odd))
 
             def steps():
                 yield empty(10)

@@ -170,8 +170,10 @@ pyalloc_status pyalloc_lora_prepare(int device, uint64_t bytes);
 /* {"bytes asked for": blocks...}: what outlived the step (outermost scope of the workspace pool on its thread) it was allocated in,
  * since the beginning. After 256 sizes of a stream the others are counted together as "0". */
 size_t pyalloc_escapes_json(int device, char* buffer, size_t capacity);
-/* The device's whole account, of one moment: `ledger`, and the figures of the first `pool_count` pools, by id, in `pools` (null when
- * pool_count is 0), each with its size set. Zeros, but for pool limits, before the device's first allocation. */
+/* The device's whole account, of one moment: `ledger`, the figures of the first `pool_count` pools, by id, in `pools` (null when
+ * pool_count is 0), and those of all private pools added up in `private_pools` (or null), each with its size set. The largest free runs
+ * of private pools are those of one; their peak is PYALLOC_PAGE_UNKNOWN, as they were not at one time. Zeros, but for pool limits, before
+ * the device's first allocation. */
 typedef struct pyalloc_ledger {
   uint32_t size;
   uint32_t version;
@@ -179,7 +181,8 @@ typedef struct pyalloc_ledger {
 #include "pyalloc/ledger_fields.def"
 #undef PYALLOC_LEDGER_FIELD
 } pyalloc_ledger;
-pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_pool_stats* pools, int pool_count);
+pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_pool_stats* pools, int pool_count,
+                                  pyalloc_pool_stats* private_pools);
 /* [{"name","unit","help"}...] of pyalloc_ledger, in struct order. */
 size_t pyalloc_ledger_fields_json(char* buffer, size_t capacity);
 /* [{"name","unit","help"}...] of pyalloc_pool_stats, in struct order. */

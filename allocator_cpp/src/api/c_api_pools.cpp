@@ -97,7 +97,8 @@ pyalloc_status pyalloc_get_pool_stats(int device, int pool, pyalloc_pool_stats* 
   return kOk;
 }
 
-pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_pool_stats* pools, int count) {
+pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_pool_stats* pools, int count,
+                                  pyalloc_pool_stats* private_pools) {
   if (ledger == nullptr || ledger->size < sizeof(pyalloc_ledger))
     return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_ledger: ledger->size is not set to the struct's size");
   if (count < 0 || count > pool_count() || (pools == nullptr && count > 0))
@@ -106,6 +107,8 @@ pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_po
   for (int id = 0; id < count; ++id)
     if (pools[id].size < sizeof(pyalloc_pool_stats))
       return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_ledger: pools[%d].size is not set to the struct's size", id);
+  if (private_pools != nullptr && private_pools->size < sizeof(pyalloc_pool_stats))
+    return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_get_ledger: private_pools->size is not set to the struct's size");
   Registry& registry = Registry::instance();
   Status status = registry.usable();
   if (status == kOk) status = registry.check_device(device);
@@ -120,11 +123,15 @@ pyalloc_status pyalloc_get_ledger(int device, pyalloc_ledger* ledger, pyalloc_po
     of_pools[static_cast<size_t>(id)].limit =
         static_cast<int64_t>(registry.pool_limit(device, static_cast<PoolId>(id)));
   }
+  pyalloc_pool_stats of_private{};
+  of_private.size = sizeof of_private;
+  of_private.version = PYALLOC_ABI_VERSION;
   if (DeviceHeap* heap = registry.open_heap(device); heap != nullptr)
-    status = heap->get_ledger(found, of_pools.data(), count);
+    status = heap->get_ledger(found, of_pools.data(), count, of_private);
   if (status != kOk) return status;
   *ledger = found;
   std::copy(of_pools.begin(), of_pools.end(), pools);
+  if (private_pools != nullptr) *private_pools = of_private;
   return kOk;
 }
 

@@ -133,11 +133,10 @@ class DeviceHeap {
 
   // Zeros for a pool that was never used here.
   void get_pool_stats(PoolId id, pyalloc_pool_stats& stats);
-  // The whole device and its first `count` pools, all of one moment (ledger.cpp).
-  Status get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count);
+  // The whole device, its first `count` pools and its private ones together, all of one moment (ledger.cpp).
+  Status get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count, pyalloc_pool_stats& private_pools);
   // The same without what takes a walk or a driver call (survey.cpp): largest_free, largest_remapped, and of the ledger
-  // also free, outside and margin. Every pool's figures come from the moment that the ledger's do; those of private
-  // pools are added up.
+  // also free, outside and margin.
   void get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_stats>& pools, pyalloc_pool_stats& private_pools);
   // What can still be had, of a ledger whose other figures are known.
   static int64_t margin_of(const pyalloc_ledger& ledger);
@@ -188,7 +187,7 @@ class DeviceHeap {
 
   // --- sleep (sleep.cpp): one at a time (reclaim/sleep_cycle.h); 1 is undone by back_up, 3 by lie_back ---
   // 1  The pools hand out nothing any more, the device is waited for, and the contents of some are copied to the host.
-  Status lie_down(const std::vector<PoolId>& pools, const std::vector<PoolId>& offload, const CopyProgress& progress);
+  Status lie_down(const std::vector<PoolId>& pools, const std::vector<PoolId>& offload, CopyProgress progress);
   void back_up();
   // 2  Their memory goes to the driver, after observers were told; its bytes.
   Status fall_asleep(uint64_t& released);
@@ -295,7 +294,7 @@ class DeviceHeap {
   void set_rest(Pool& pool, Rest rest);
   int64_t asleep_granules(const Pool& pool);
   Status finish_all();
-  Status try_to_get_up(const std::vector<PoolId>& pools, const CopyProgress& progress);
+  Status try_to_get_up(const std::vector<PoolId>& pools, CopyProgress progress);
   Status set_aside_for_lora(uint64_t bytes);
   void end_prepared();
   static constexpr uint64_t kNowhere = UINT64_MAX;
@@ -380,7 +379,9 @@ class DeviceHeap {
   uint64_t largest_remapped_in(const Space& space, int64_t movable) const;
   void pool_figures(PoolId id, pyalloc_pool_stats& stats);
   Pool* pool_counts(PoolId id, pyalloc_pool_stats& stats);
-  static void add_to(pyalloc_ledger& ledger, PoolId id, const pyalloc_pool_stats& pool);
+  enum class Figures { kAtHand, kWithWalks };
+  void add_pools(Figures figures, pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count,
+                 pyalloc_pool_stats& private_pools);
   void device_counts(pyalloc_ledger& ledger) const;
   template <class Walk>
   void each_space_alone(Walk&& walk);

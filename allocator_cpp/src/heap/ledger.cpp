@@ -3,6 +3,7 @@
 
 #include "driver/context_scope.h"
 #include "heap/device_heap.h"
+#include "pyalloc/stats_page.h"
 
 namespace pyalloc {
 
@@ -45,15 +46,46 @@ uint64_t DeviceHeap::largest_remapped_in(const Space& space, int64_t movable) co
   return largest;
 }
 
-void DeviceHeap::add_to(pyalloc_ledger& ledger, PoolId id, const pyalloc_pool_stats& pool) {
-  ledger.reserved += pool.reserved;
-  ledger.requested += pool.requested;
-  ledger.allocated += pool.allocated;
-  ledger.used += pool.used;
-  if (!is_private(id)) ledger.reserve += pool.reserve;
-  ledger.asleep += pool.asleep;
-  ledger.offloaded += pool.offloaded;
-  ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
+// Every pool's figures, the first `count` of the named ones in `pools` and those of private pools added up, and the
+// sums over all in the ledger. With everything locked.
+void DeviceHeap::add_pools(Figures figures, pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count,
+                           pyalloc_pool_stats& private_pools) {
+  auto figures_of = [&](PoolId id) {
+    pyalloc_pool_stats pool{};
+    if (figures == Figures::kWithWalks) {
+      pool_figures(id, pool);
+    } else {
+      pool_counts(id, pool);
+    }
+    ledger.reserved += pool.reserved;
+    ledger.requested += pool.requested;
+    ledger.allocated += pool.allocated;
+    ledger.used += pool.used;
+    if (!is_private(id)) ledger.reserve += pool.reserve;
+    ledger.asleep += pool.asleep;
+    ledger.offloaded += pool.offloaded;
+    ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
+    if (pool.reserve == 0) ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
+    return pool;
+  };
+  for (PoolId id = 0; id < static_cast<PoolId>(pool_count()); ++id) {
+    pyalloc_pool_stats pool = figures_of(id);
+    pool.size = sizeof pool;
+    pool.version = PYALLOC_ABI_VERSION;
+    if (id < count) pools[id] = pool;
+  }
+  int64_t largest_free = 0, largest_remapped = 0;
+  for (const PrivatePool* one : with_memory_) {
+    pyalloc_pool_stats pool = figures_of(one->pool->id);
+    largest_free = std::max(largest_free, pool.largest_free);
+    largest_remapped = std::max(largest_remapped, pool.largest_remapped);
+#define PYALLOC_POOL_FIELD(name, kind, unit, help) private_pools.name += pool.name;
+#include "pyalloc/pool_fields.def"
+#undef PYALLOC_POOL_FIELD
+  }
+  private_pools.largest_free = largest_free;
+  private_pools.largest_remapped = largest_remapped;
+  private_pools.peak = PYALLOC_PAGE_UNKNOWN;  // those of several pools were not at one time
 }
 
 // What is of the device and not of a pool, and needs no walk and no driver call.
@@ -71,7 +103,8 @@ int64_t DeviceHeap::margin_of(const pyalloc_ledger& ledger) {
   return ledger.idle + ledger.shelf + std::min(room, ledger.free);
 }
 
-Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count) {
+Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools, int count,
+                              pyalloc_pool_stats& private_pools) {
   Status status = kOk;
   while_all_locked([&] {
     // Under the lock that every create and release of ours takes, so that both sides are of one moment.
@@ -82,16 +115,7 @@ Status DeviceHeap::get_ledger(pyalloc_ledger& ledger, pyalloc_pool_stats* pools,
       status = driver_failure("cuMemGetInfo", result, "asking for the device's free memory");
       return;
     }
-    for (PoolId id = 0; id < kPoolIds; ++id) {
-      pyalloc_pool_stats pool{};
-      if (open_pool(id) != nullptr || id < count || id == kGeneralPool) pool_figures(id, pool);
-      add_to(ledger, id, pool);
-      if (pool.reserve == 0) ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
-      if (id >= count) continue;
-      pool.size = sizeof pool;
-      pool.version = PYALLOC_ABI_VERSION;
-      pools[id] = pool;
-    }
+    add_pools(Figures::kWithWalks, ledger, pools, count, private_pools);
     device_counts(ledger);
     // Should the driver count more than the total leaves room for, that much less is called free.
     ledger.free = std::min(static_cast<int64_t>(free), ledger.total - ledger.reserved - ledger.shelf);

@@ -52,8 +52,7 @@ void DeviceHeap::set_rest(Pool& pool, Rest rest) {
     if (&lane.pool() == &pool) lane.hide(rest != Rest::kAwake);
 }
 
-Status DeviceHeap::lie_down(const std::vector<PoolId>& ids, const std::vector<PoolId>& offload,
-                            const CopyProgress& progress) {
+Status DeviceHeap::lie_down(const std::vector<PoolId>& ids, const std::vector<PoolId>& offload, CopyProgress progress) {
   if (!caching_)
     return fail(PYALLOC_WRONG_STATE,
                 "PYTORCH_NO_CUDA_MEMORY_CACHING is set: blocks come straight from the driver, and "
@@ -112,6 +111,7 @@ Status DeviceHeap::lie_down(const std::vector<PoolId>& ids, const std::vector<Po
       }
     });
     std::vector<HostCopy> copies(contents.size());  // others may read what the pools hold
+    for (const auto& of_pool : contents) progress.total += bytes_of(of_pool.second);
     {
       ContextScope scope(context_);
       for (size_t i = 0; i < contents.size() && status == kOk; ++i)
@@ -210,7 +210,7 @@ Status DeviceHeap::get_up(const std::vector<PoolId>& ids, const CopyProgress& pr
   return settle(try_to_get_up(ids, progress), [&] { return try_to_get_up(ids, progress); });
 }
 
-Status DeviceHeap::try_to_get_up(const std::vector<PoolId>& ids, const CopyProgress& progress) {
+Status DeviceHeap::try_to_get_up(const std::vector<PoolId>& ids, CopyProgress progress) {
   Status status = kOk;
   std::vector<std::pair<Pool*, std::vector<DeviceRun>>> contents;
   while_all_locked([&] {
@@ -240,6 +240,7 @@ Status DeviceHeap::try_to_get_up(const std::vector<PoolId>& ids, const CopyProgr
     observe();
   });
   if (status != kOk) return status;
+  for (const auto& of_pool : contents) progress.total += bytes_of(of_pool.second);
   {
     ContextScope scope(context_);
     for (const auto& [pool, parts] : contents)

@@ -14,18 +14,7 @@ constexpr size_t kTriesForFree = 3;
 void DeviceHeap::get_figures(pyalloc_ledger& ledger, std::vector<pyalloc_pool_stats>& pools,
                              pyalloc_pool_stats& private_pools) {
   while_all_locked([&] {
-    for (PoolId id = 0; id < pools.size(); ++id) {
-      pool_counts(id, pools[id]);
-      add_to(ledger, id, pools[id]);
-    }
-    for (const PrivatePool* one : with_memory_) {
-      pyalloc_pool_stats pool{};
-      pool_counts(one->pool->id, pool);
-      add_to(ledger, one->pool->id, pool);
-#define PYALLOC_POOL_FIELD(name, kind, unit, help) private_pools.name += pool.name;
-#include "pyalloc/pool_fields.def"
-#undef PYALLOC_POOL_FIELD
-    }
+    add_pools(Figures::kAtHand, ledger, pools.data(), static_cast<int>(pools.size()), private_pools);
     device_counts(ledger);
   });
 }

@@ -91,14 +91,15 @@ Status Ladder::insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream s
     }
     return PYALLOC_OUT_OF_MEMORY;
   };
-  return climb(heap, pool, bytes, attempt, borrow);
+  return climb(Asked::kBlock, heap, pool, bytes, attempt, borrow);
 }
 
 Status Ladder::prepare_lora(DeviceHeap& heap, uint64_t bytes) {
   Status status = heap.prepare_lora(bytes);
   if (status != PYALLOC_OUT_OF_MEMORY) return status;
   return climb(
-      heap, PYALLOC_POOL_LORA, bytes, [&] { return heap.prepare_lora(bytes); }, [] { return PYALLOC_OUT_OF_MEMORY; });
+      Asked::kReserve, heap, PYALLOC_POOL_LORA, bytes, [&] { return heap.prepare_lora(bytes); },
+      [] { return PYALLOC_OUT_OF_MEMORY; });
 }
 
 Status Ladder::get_up(DeviceHeap& heap, const std::vector<PoolId>& pools, const CopyProgress& progress) {
@@ -108,11 +109,11 @@ Status Ladder::get_up(DeviceHeap& heap, const std::vector<PoolId>& pools, const 
   auto first = std::find_if(pools.begin(), pools.end(), sleeps);
   PoolId named = first != pools.end() ? *first : pools.front();
   return climb(
-      heap, named == kPrivatePools ? kMostPools : named, heap.bytes_asleep(pools),
+      Asked::kWake, heap, named == kPrivatePools ? kMostPools : named, heap.bytes_asleep(pools),
       [&] { return heap.get_up(pools, progress); }, [] { return PYALLOC_OUT_OF_MEMORY; });
 }
 
-Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
+Status Ladder::climb(Asked asked, DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
                      const std::function<Status()>& borrow) {
   std::string why = last_error();
   Status status = PYALLOC_OUT_OF_MEMORY;
@@ -123,6 +124,7 @@ Status Ladder::climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::fun
     return status != PYALLOC_OUT_OF_MEMORY;
   };
   Refusal refusal;
+  refusal.asked = asked;
   refusal.device = heap.device();
   refusal.pool = pool;
   refusal.bytes = bytes;

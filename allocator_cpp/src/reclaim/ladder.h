@@ -76,7 +76,7 @@ class Ladder {
   // After a try that found no memory.
   Status insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
                 void** pointer);
-  Status climb(DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
+  Status climb(Asked asked, DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
                const std::function<Status()>& borrow);
   // Torch's or the user's. True when `again()` succeeded after one of them; `freed` sums what they said, or, of those
   // that did not say, what was live before and is not after.

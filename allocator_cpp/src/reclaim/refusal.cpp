@@ -30,44 +30,50 @@ std::string share(int64_t part, int64_t whole) {
 struct Snapshot {
   pyalloc_ledger whole{};
   std::vector<pyalloc_pool_stats> pools;
+  pyalloc_pool_stats private_pools{};
 };
 
-// What lies in memory, and not in a pool that sleeps.
-int64_t awake(const pyalloc_ledger& whole) { return std::max<int64_t>(0, whole.allocated - whole.asleep); }
+// Of what is allocated, what lies in memory: granules sleep, so that a pool's are more than its blocks.
+int64_t awake(const pyalloc_pool_stats& pool) { return std::max<int64_t>(0, pool.allocated - pool.asleep); }
+int64_t awake(const Snapshot& now) {
+  int64_t sum = awake(now.private_pools);
+  for (const pyalloc_pool_stats& pool : now.pools) sum += awake(pool);
+  return sum;
+}
 
 Reason reason_of(DeviceHeap& heap, const std::string& why, const Refusal& one, const Snapshot& now) {
   if (heap.refused_by_limit() || why == DeviceHeap::kReserveFull) return kLimit;
   auto wanted = static_cast<int64_t>(one.bytes);
-  int64_t there_is = now.whole.free + now.whole.shelf + now.whole.reserved - awake(now.whole);
-  if (there_is - (one.pool == PYALLOC_POOL_LORA ? 0 : now.whole.set_aside) >= wanted) return kFragmentation;
+  int64_t there_is = now.whole.free + now.whole.shelf + now.whole.reserved - awake(now);
+  if (there_is - (one.pool == PYALLOC_POOL_LORA && one.asked != Asked::kReserve ? 0 : now.whole.set_aside) >= wanted)
+    return kFragmentation;
   return there_is >= wanted ? kPinned : kCapacity;
 }
 
 std::string of_pools(const Snapshot& now) {
   std::string text;
-  auto add = [&](const char* name, int64_t allocated, int64_t reserved, int64_t limit) {
+  auto add = [&](const char* name, const pyalloc_pool_stats& pool) {
     text += (text.empty() ? " Pools (allocated / reserved / limit): " : "; ") + std::string(name) + " " +
-            human(allocated) + " / " + human(reserved) + " / " + (limit != 0 ? human(limit) : "none");
+            human(awake(pool)) + " / " + human(pool.reserved) + " / " + (pool.limit != 0 ? human(pool.limit) : "none");
+    if (pool.asleep > 0) text += " (" + human(pool.asleep) + " asleep)";
   };
-  int64_t allocated = now.whole.allocated, reserved = now.whole.reserved;  // of private pools, what the others leave
   for (size_t id = 0; id < now.pools.size(); ++id) {
     const pyalloc_pool_stats& pool = now.pools[id];
-    allocated -= pool.allocated;
-    reserved -= pool.reserved;
     if (pool.blocks == 0 && pool.reserved == 0 && pool.limit == 0) continue;
-    add(pool_name(static_cast<PoolId>(id)), pool.allocated, pool.reserved, pool.limit);
+    add(pool_name(static_cast<PoolId>(id)), pool);
   }
-  if (reserved > 0) add("private (MemPool, CUDA graphs)", allocated, reserved, 0);
+  if (now.private_pools.reserved > 0 || now.private_pools.asleep > 0)
+    add("private (MemPool, CUDA graphs)", now.private_pools);
   return text.empty() ? "" : text + ".";
 }
 
 std::string of_fragmentation(const Snapshot& now) {
   const pyalloc_ledger& whole = now.whole;
-  int64_t free = whole.reserved - awake(whole) - whole.set_aside;
+  int64_t free = whole.reserved - awake(now) - whole.set_aside;
   if (free <= 0) return "";
   return " Fragmentation: external " + share(free - whole.largest_free, free) + ", after moving what is idle " +
          share(free - whole.largest_remapped, free) + ", in partly used granules " +
-         share(std::max<int64_t>(0, whole.used - awake(whole) - whole.set_aside), whole.reserved) + " of reserved.";
+         share(std::max<int64_t>(0, whole.used - awake(now) - whole.set_aside), whole.reserved) + " of reserved.";
 }
 
 std::string of_rungs(const Refusal& one) {
@@ -96,6 +102,7 @@ std::string next_step(DeviceHeap& heap, const std::string& why, const Refusal& o
   if (one.reason == kLimit)
     return " Raise the limit (PYALLOC_CONF limit or memory_fraction, torch.cuda.set_per_process_memory_fraction), or "
            "free memory.";
+  if (one.asked == Asked::kWake && one.reason != kPinned) return " Free memory.";
   const pyalloc_pool_stats& lora = now.pools[PYALLOC_POOL_LORA];
   int64_t of_private = now.whole.set_aside - std::max<int64_t>(0, lora.reserve - lora.allocated);
   if (one.reason == kPinned && of_private > now.whole.set_aside / 2)
@@ -109,7 +116,7 @@ std::string next_step(DeviceHeap& heap, const std::string& why, const Refusal& o
            "(pyalloc.lora_prepare(0)).";
   if (one.reason == kFragmentation)
     return " Memory that lives long keeps pieces of it in use: keep it apart (pyalloc.pool), or free some of it.";
-  if (awake(now.whole) + static_cast<int64_t>(one.bytes) > now.whole.total)
+  if (awake(now) + static_cast<int64_t>(one.bytes) > now.whole.total)
     return " The program needs more than the device has: use smaller batches or shorter caches.";
   return " Free tensors that are no longer needed, or stop other processes that use this GPU.";
 }
@@ -134,19 +141,23 @@ const char* reason_name(int reason) {
 void explain(DeviceHeap& heap, const std::string& why, Refusal& one) {
   Snapshot now;
   now.pools.resize(pool_count());
-  heap.get_ledger(now.whole, now.pools.data(), pool_count());  // should the driver refuse to say, all is zero
+  // Should the driver refuse to say, all is zero.
+  heap.get_ledger(now.whole, now.pools.data(), pool_count(), now.private_pools);
   const pyalloc_ledger& whole = now.whole;
   one.device_free = static_cast<uint64_t>(whole.free);
   one.reason = reason_of(heap, why, one, now);
   std::string text = "CUDA out of memory. Tried to allocate " + human(static_cast<int64_t>(one.bytes)) + ". GPU " +
                      std::to_string(heap.device()) + " has a total capacity of " +
                      human(static_cast<int64_t>(heap.total_bytes())) + " of which " + human(whole.free) +
-                     " is free. pyalloc has " + human(whole.allocated) + " allocated and " + human(whole.reserved) +
+                     " is free. pyalloc has " + human(awake(now)) + " allocated and " + human(whole.reserved) +
                      " reserved";
   if (whole.limit < whole.total) text += " of the " + human(whole.limit) + " it is limited to";
+  if (whole.asleep > 0) text += ", " + human(whole.asleep) + " are asleep (pyalloc.sleep)";
   text += ", " + human(whole.outside) + " are outside it; the largest free piece is " + human(whole.largest_free) +
           ". Reason: " + reason_name(one.reason) + ", " + why + ".";
   one.message = text + of_pools(now) + of_fragmentation(now) + of_rungs(one) + next_step(heap, why, one, now);
+  if (one.asked == Asked::kWake)
+    one.message += " Then call pyalloc.wake() again; until then the pools sleep on, and nothing is lost.";
 }
 
 }  // namespace pyalloc

@@ -21,7 +21,10 @@ const char* rung_name(int rung);
 enum Reason { kCapacity, kLimit, kFragmentation, kPinned, kReasons };
 const char* reason_name(int reason);
 
+enum class Asked { kBlock, kReserve, kWake };  // kReserve: memory beyond lora_reserve, for lora_prepare
+
 struct Refusal {
+  Asked asked = Asked::kBlock;
   int64_t unix_ms = 0;
   int device = 0;
   PoolId pool = kGeneralPool;

@@ -253,9 +253,8 @@ void StatsPage::add_device(DeviceHeap& heap) {
 #include "pyalloc/ledger_fields.def"
 #undef PYALLOC_LEDGER_FIELD
   for (PoolId id = 0; id < pools.size(); ++id) add_pool(heap.device(), id, pool_name(id), pools[id]);
-  if (private_pools.reserved == 0) return;
-  private_pools.peak = PYALLOC_PAGE_UNKNOWN;  // those of several pools were not at one time
-  add_pool(heap.device(), kPrivatePoolsOnPage, "private", private_pools);
+  if (private_pools.reserved > 0 || private_pools.asleep > 0)
+    add_pool(heap.device(), kPrivatePoolsOnPage, "private", private_pools);
 }
 
 void StatsPage::add_pool(int device, size_t number, const char* name, const pyalloc_pool_stats& stats) {

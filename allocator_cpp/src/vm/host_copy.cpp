@@ -59,9 +59,8 @@ void HostCopy::drop() {
   chunks_.clear();
 }
 
-Status HostCopy::take(const std::vector<DeviceRun>& runs, const CopyProgress& progress) {
-  uint64_t total = 0, done = 0;
-  for (const DeviceRun& run : runs) total += run.bytes;
+Status HostCopy::take(const std::vector<DeviceRun>& runs, CopyProgress& progress) {
+  uint64_t total = bytes_of(runs), copying = 0;
   if (total == 0) return kOk;
   if (uint64_t there_is = available_host_bytes(); there_is < total)
     return fail(PYALLOC_OUT_OF_MEMORY,
@@ -84,10 +83,10 @@ Status HostCopy::take(const std::vector<DeviceRun>& runs, const CopyProgress& pr
         chunks_.push_back(chunk);
         status = stream.wait();  // for the chunk before
         if (status != kOk) break;
-        if (done > 0) progress(done, total);
+        progress.copied(copying);
+        copying = chunk.bytes;
         result = driver().copy_to_host(chunk.memory, chunk.address, chunk.bytes, stream.get());
         if (result != cuda::kSuccess) status = driver_failure("cuMemcpyDtoHAsync", result, "copying to the host");
-        done += chunk.bytes;
       }
     }
     if (status == kOk) status = stream.wait();
@@ -96,14 +95,12 @@ Status HostCopy::take(const std::vector<DeviceRun>& runs, const CopyProgress& pr
     drop();
     return status;
   }
-  progress(done, total);
+  progress.copied(copying);
   return kOk;
 }
 
-Status HostCopy::put_back(const std::vector<DeviceRun>& parts, const CopyProgress& progress) const {
-  uint64_t total = 0, done = 0;
-  for (const DeviceRun& part : parts) total += part.bytes;
-  if (total == 0) return kOk;
+Status HostCopy::put_back(const std::vector<DeviceRun>& parts, CopyProgress& progress) const {
+  if (parts.empty()) return kOk;
   CopyStream stream;
   Status status = stream.open();
   auto chunk = chunks_.begin();
@@ -114,8 +111,7 @@ Status HostCopy::put_back(const std::vector<DeviceRun>& parts, const CopyProgres
     cuda::Result result = driver().copy_to_device(part.address, from, part.bytes, stream.get());
     if (result != cuda::kSuccess) return driver_failure("cuMemcpyHtoDAsync", result, "copying back from the host");
     status = stream.wait();
-    done += part.bytes;
-    if (status == kOk) progress(done, total);
+    if (status == kOk) progress.copied(part.bytes);
   }
   return status;
 }

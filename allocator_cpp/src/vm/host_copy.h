@@ -14,15 +14,23 @@ struct DeviceRun {
   uint64_t address, bytes;
 };
 
-// Hears of every chunk, with no lock held: bytes copied so far and of all.
+// Hears of every chunk, with no lock held: bytes copied so far and of all, over all pools of the device.
 struct CopyProgress {
   pyalloc_progress_fn fn = nullptr;
   void* context = nullptr;
   int device = 0;
-  void operator()(uint64_t done, uint64_t total) const {
-    if (fn != nullptr) fn(context, device, done, total);
+  uint64_t done = 0, total = 0;
+  void copied(uint64_t bytes) {
+    done += bytes;
+    if (fn != nullptr && bytes > 0) fn(context, device, done, total);
   }
 };
+
+inline uint64_t bytes_of(const std::vector<DeviceRun>& runs) {
+  uint64_t sum = 0;
+  for (const DeviceRun& run : runs) sum += run.bytes;
+  return sum;
+}
 
 class HostCopy {
  public:
@@ -34,11 +42,11 @@ class HostCopy {
   }
 
   // Adds copies of the runs. On failure none is kept.
-  Status take(const std::vector<DeviceRun>& runs, const CopyProgress& progress);
+  Status take(const std::vector<DeviceRun>& runs, CopyProgress& progress);
   // Writes them back, but only what `wanted(address)` says of each granule. Keeps the copies.
   template <class Wanted>
   std::vector<DeviceRun> parts(size_t granule_bytes, Wanted&& wanted) const;
-  Status put_back(const std::vector<DeviceRun>& parts, const CopyProgress& progress) const;
+  Status put_back(const std::vector<DeviceRun>& parts, CopyProgress& progress) const;
   // Gives the host memory back.
   void drop();
   // The same without a driver call: the process's end returns it (fork).

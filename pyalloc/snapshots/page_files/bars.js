@@ -18,8 +18,6 @@ function drawDevice(device) {
   const parts = ledger.pools
     .filter((pool) => pool.reserved > 0)
     .map((pool) => [pool.reserved, poolColour(device, pool.name), pool.name]);
-  const others = ledger.reserved - ledger.pools.reduce((sum, pool) => sum + pool.reserved, 0);
-  parts.push([others, OTHER, "MemPools and CUDA graphs"]);
   parts.push([ledger.shelf, "#c3b091", "shelf"], [ledger.outside, "#5d6673", "outside pyalloc"]);
   const shown = parts.filter(([size]) => size > 0);
   element("device-bar").replaceChildren(...shown.map(([size, colour, label]) => part(ledger.total, size, colour, label)));
@@ -62,7 +60,7 @@ function drawPools(device, chosen, choose) {
       bar.append(limit);
     }
     const row = make("tr", "", { tabindex: "0" }, make("td", "", {}, mark, pool.name), make("td", "", { class: "bar-cell" }, bar));
-    for (const value of [count(pool.blocks), bytes(pool.requested), bytes(pool.reserved), bytes(pool.peak), pool.limit ? bytes(pool.limit) : "-"])
+    for (const value of [count(pool.blocks), bytes(pool.requested), bytes(pool.reserved), pool.peak === null ? "-" : bytes(pool.peak), pool.limit ? bytes(pool.limit) : "-"])
       row.append(make("td", value));
     for (const [kind] of FRAGMENTATION) {
       const value = pool.fragmentation[kind];
