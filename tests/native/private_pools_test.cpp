@@ -294,7 +294,7 @@ TEST(keeping_memory_again_counts_in_peaks) {
   CHECK(valid());
   pyalloc_ledger ledger{};
   ledger.size = sizeof ledger;
-  CHECK_EQ(pyalloc_get_ledger(0, &ledger, nullptr, 0), PYALLOC_OK);
+  CHECK_EQ(pyalloc_get_ledger(0, &ledger, nullptr, 0, nullptr), PYALLOC_OK);
   CHECK(ledger.activation_peak >= int64_t{100} << 20);
   release(key);
   deallocate(other);
