@@ -69,10 +69,12 @@ def sampled_blocks(device: Device = None) -> list[SampledBlock]:
     import torch
 
     # Frames first: a block freed in between is left out, and one sampled in between is not yet known.
+    # Not memory_snapshot(): in torch 2.14 each call of that loses a reference to True, on which Python before 3.12 dies
+    # after some ten thousand calls.
     cuda: Any = torch.cuda
     frames = {
         block["address"]: block["frames"]
-        for segment in cuda.memory_snapshot()
+        for segment in cuda.memory._snapshot()["segments"]
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     }

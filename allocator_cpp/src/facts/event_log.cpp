@@ -41,7 +41,9 @@ void note_event(EventKind kind, int device, int pool, int64_t bytes) {
     return one.kind == kind && one.device == device && one.pool == pool;
   });
   if (same != all.events.rend() && now - same->unix_ms < kApart_ms) {
-    MemoryEvent again = {now, kind, device, pool, same->bytes + bytes, same->times + 1};
+    int64_t sum = 0;
+    if (__builtin_add_overflow(same->bytes, bytes, &sum)) sum = INT64_MAX;  // of sizes that no device has
+    MemoryEvent again = {now, kind, device, pool, sum, same->times + 1};
     all.events.erase(std::next(same).base());
     all.events.push_back(again);
     return;
