@@ -61,7 +61,7 @@ class Allocator final : public TorchAllocator {
 
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
     if (data.get() == nullptr || data.get_deleter() != &delete_block) return;  // empty, or memory of someone else
-    if (foreign_blocks.load(std::memory_order_relaxed) != 0) {
+    if (watches(kForeign)) {
       const auto foreign = private_pools.foreign();
       if (const auto found = foreign.find(data.get()); found != foreign.end())
         return found->second.owner->recordStream(data, stream);
@@ -200,7 +200,8 @@ class Allocator final : public TorchAllocator {
     const Stream stream = stream_of(c10::cuda::getCurrentCUDAStream(device));
     const pyalloc_status status = core->allocate_at(device, stream.handle, stream.flags, bytes, address);
     if (status != PYALLOC_OK) raise_not_allocated(status, device, bytes);
-    tell_allocated(address, device, bytes);
+    report_allocated(address, device);
+    note_or_free(address, bytes);
     return {address, address, &delete_block, cuda_device(device)};
   }
   void attachOomRejectionObserver(Observer observer) { observers.attach(observers.rejection, std::move(observer)); }

@@ -1,7 +1,7 @@
 // Each block as the bridge allocates and frees it, and everybody who is told of it.
 //
-// Hot path: a look at private_pools.h, one call of the core, the checks of report.h, and one look at what is watched
-// (watch.h); while nothing is, no more. Blocks of foreign allocators are theirs: no history has them.
+// Hot path: one look at what is watched (watch.h), one call of the core, the checks of report.h; while nothing is
+// watched, no more. Blocks of foreign allocators are theirs: no history has them.
 #pragma once
 #include "history.h"
 #include "out_of_memory.h"
@@ -60,11 +60,14 @@ inline pyalloc_status free_watched(void* pointer, pyalloc_freed& freed) {
 }
 
 inline pyalloc_status free_block(void* pointer) {
-  if (C10_UNLIKELY(foreign_blocks.load(std::memory_order_relaxed) != 0) && free_foreign(pointer)) return PYALLOC_OK;
   pyalloc_freed freed{};
-  const pyalloc_status status = C10_LIKELY(watched.load(std::memory_order_relaxed) == 0)
-                                    ? core->deallocate(pointer, &freed)
-                                    : free_watched(pointer, freed);
+  pyalloc_status status = PYALLOC_OK;
+  if (C10_LIKELY(watched.load(std::memory_order_relaxed) == 0)) {
+    status = core->deallocate(pointer, &freed);
+  } else {
+    if (watches(kForeign) && free_foreign(pointer)) return PYALLOC_OK;
+    status = free_watched(pointer, freed);
+  }
   if (status == PYALLOC_OK) report_freed(pointer, freed);
   return status;
 }
@@ -93,30 +96,30 @@ inline void delete_block(void* pointer) noexcept {
   TORCH_CHECK(false, core->last_error());
 }
 
-inline void tell_allocated(void* pointer, int device, size_t bytes) {
-  report_allocated(pointer, device);
-  if (C10_UNLIKELY(watched.load(std::memory_order_relaxed) != 0)) note_or_free(pointer, bytes);
-}
-
-inline void* allocate_in_pool(const Route& route, Stream stream, size_t bytes) {
-  if (route.foreign != nullptr) return private_pools.allocate_foreign(route, stream.handle, bytes);
+// In the pool of the route, else in that of the thread's scope.
+inline void* allocate_in_core(const Route* route, c10::DeviceIndex device, Stream stream, size_t bytes) {
   void* pointer = nullptr;
   const pyalloc_status status =
-      core->allocate_in(route.device, route.number, stream.handle, stream.flags, bytes, &pointer);
-  if (status != PYALLOC_OK) raise_not_allocated(status, route.device, bytes);
-  tell_allocated(pointer, route.device, bytes);
+      route != nullptr ? core->allocate_in(device, route->number, stream.handle, stream.flags, bytes, &pointer)
+                       : core->allocate(device, stream.handle, stream.flags, bytes, &pointer);
+  if (C10_UNLIKELY(status != PYALLOC_OK)) raise_not_allocated(status, device, bytes);
+  report_allocated(pointer, device);
+  return pointer;
+}
+
+inline void* allocate_watched(c10::DeviceIndex device, Stream stream, size_t bytes) {
+  std::shared_ptr<const Route> route;
+  if (watches(kRoutes)) route = private_pools.route(device, stream.handle);
+  if (route != nullptr && route->foreign != nullptr)
+    return private_pools.allocate_foreign(*route, stream.handle, bytes);
+  void* pointer = allocate_in_core(route.get(), device, stream, bytes);
+  note_or_free(pointer, bytes);
   return pointer;
 }
 
 inline void* allocate_block(c10::DeviceIndex device, Stream stream, size_t bytes) {
-  if (C10_UNLIKELY(open_routes.load(std::memory_order_relaxed) != 0)) {
-    if (const auto route = private_pools.route(device, stream.handle)) return allocate_in_pool(*route, stream, bytes);
-  }
-  void* pointer = nullptr;
-  const pyalloc_status status = core->allocate(device, stream.handle, stream.flags, bytes, &pointer);
-  if (C10_UNLIKELY(status != PYALLOC_OK)) raise_not_allocated(status, device, bytes);
-  tell_allocated(pointer, device, bytes);
-  return pointer;
+  return C10_LIKELY(watched.load(std::memory_order_relaxed) == 0) ? allocate_in_core(nullptr, device, stream, bytes)
+                                                                  : allocate_watched(device, stream, bytes);
 }
 
 // Blocks of a private pool that a checkpoint's return has freed and allocated: told afterwards, since nobody else may use

@@ -7,25 +7,22 @@
 // what the core does not know is a foreign allocator's block, which is freed by the allocator that gave it, found by
 // address, also when its pool is gone.
 //
-// The hot path reads two counters, open_routes and foreign_blocks, and comes here only where one is not zero.
+// The hot path comes here only where watch.h says kRoutes or kForeign.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 
 #include "stats.h"
+#include "watch.h"
 
 namespace pyalloc_bridge {
 
 namespace cca = c10::cuda::CUDACachingAllocator;
 using Pool = c10::cuda::MempoolId_t;
 using Foreign = std::shared_ptr<cca::CUDAAllocator>;
-
-inline std::atomic<int> open_routes{0};
-inline std::atomic<int64_t> foreign_blocks{0};
 
 inline pyalloc_pool_key key_of(Pool id) { return {id.first, id.second}; }
 
@@ -130,7 +127,7 @@ class PrivatePools {
                      static_cast<int>(route.device));
     std::lock_guard<std::mutex> lock(mutex_);
     blocks_[pointer] = {route.foreign, route.device, route.id, bytes, stream};
-    foreign_blocks.fetch_add(1, std::memory_order_relaxed);
+    watch(kForeign, true);
     return pointer;
   }
 
@@ -141,7 +138,6 @@ class PrivatePools {
     if (found == blocks_.end()) return {};
     ForeignBlock block = std::move(found->second);
     blocks_.erase(found);
-    foreign_blocks.fetch_sub(1, std::memory_order_relaxed);
     return block;
   }
 
@@ -159,7 +155,7 @@ class PrivatePools {
                         [&](const auto& one) { return one->device == device && one->id == id; });
   }
   void replace(std::shared_ptr<Routes> changed) {
-    open_routes.store(static_cast<int>(changed->size()), std::memory_order_release);
+    watch(kRoutes, !changed->empty());
     routes_ = std::move(changed);
   }
   Foreign foreign_of(c10::DeviceIndex device, Pool id) const {

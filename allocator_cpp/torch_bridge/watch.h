@@ -16,6 +16,8 @@ enum Watch : uint32_t {
   kHistory = 2,   // history.h
   kTrackers = 4,  // history.h
   kSamples = 8,   // samples.h
+  kRoutes = 16,   // private_pools.h: some allocations go to private pools
+  kForeign = 32,  // private_pools.h: there was a block of a foreign allocator
 };
 
 inline std::atomic<uint32_t> watched{0};
