@@ -7,7 +7,9 @@
 //             in memory that was not told of is preceded by its mapping all the same.
 //   pending_  blocks whose free was requested and not completed: those of record_stream, and those another thread is
 //             just freeing. An address cannot be allocated before the free there is complete, so it is completed then.
-//   contexts_ the stacks of live blocks.
+//   live_     the live blocks that were told of, or were there before, with their stacks. A block that its thread has not
+//             told of yet, or never will since it did not see in time that somebody listens, is told by the snapshot
+//             that shows it or just before its free, without a stack.
 // A snapshot is taken with the lock held, and what it shows of segments and pending blocks is told first, so that a
 // viewer can go back from it entry by entry.
 //
@@ -23,6 +25,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "annotations.h"
 #include "mapped_ranges.h"
@@ -31,6 +34,7 @@
 namespace pyalloc_bridge {
 
 using c10::CachingDeviceAllocator::AllocatorTraceTracker;
+using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::RecordContext;
 using c10::CachingDeviceAllocator::SegmentInfo;
 using c10::CachingDeviceAllocator::TraceEntry;
@@ -80,8 +84,9 @@ class DeviceHistory {
     std::lock_guard<std::mutex> lock(mutex_);
     tell_mapping_of(block, context);
     complete_frees(block.begin(), block.end());
-    if (context) contexts_[block.begin()] = context;
-    tell(TraceEntry::ALLOC, block, std::move(context));
+    Live& live = live_[block.begin()];
+    live.context = context;
+    if (!std::exchange(live.told_by_snapshot, false)) tell(TraceEntry::ALLOC, block, std::move(context));
     look_at_one_pending();
   }
 
@@ -89,9 +94,12 @@ class DeviceHistory {
   uint64_t free_requested(const BlockFacts& block, Context context) {
     std::lock_guard<std::mutex> lock(mutex_);
     complete_frees(block.begin(), block.begin() + 1);  // freed twice: the core refuses one of them
-    if (auto found = contexts_.find(block.begin()); found != contexts_.end()) {
-      if (!context) context = std::move(found->second);
-      contexts_.erase(found);
+    if (auto found = live_.find(block.begin()); found != live_.end()) {
+      if (!context) context = std::move(found->second.context);
+      live_.erase(found);
+    } else {
+      tell_mapping_of(block, nullptr);
+      tell(TraceEntry::ALLOC, block, nullptr);
     }
     tell(TraceEntry::FREE_REQUESTED, block, context);
     const uint64_t ticket = ++tickets_;
@@ -145,16 +153,21 @@ class DeviceHistory {
     if (none) entries_.clear();
     entries_.keep(most);
   }
-  // Memory mapped before anybody listened: known, and not told.
+  // What was mapped and allocated before anybody listened: known, and not told.
   void begin(const std::vector<SegmentInfo>& segments) {
     forget();
-    for (const SegmentInfo& one : segments)
-      if (one.device == device_) mapped_.add(one.address, one.address + one.total_size, [](uint64_t, uint64_t) {});
+    for (const SegmentInfo& segment : segments) {
+      if (segment.device != device_) continue;
+      mapped_.add(segment.address, segment.address + segment.total_size, [](uint64_t, uint64_t) {});
+      each_block(segment, [&](uint64_t address, const BlockInfo& block) {
+        if (block.allocated) live_[address];
+      });
+    }
   }
   void forget() {
     mapped_.clear();
     pending_.clear();
-    contexts_.clear();
+    live_.clear();
   }
   // Tells what the segments of a snapshot show and was not told, marks blocks that are just being freed, and gives each
   // live block its stack.
@@ -162,8 +175,8 @@ class DeviceHistory {
   void tell_snapshot(size_t active) { tell(TraceEntry::SNAPSHOT, 0, active, nullptr, {}, user_metadata, nullptr); }
   std::vector<TraceEntry> entries() const { return entries_.in_order(); }
   Context context_at(uint64_t address) const {
-    auto found = contexts_.find(address);
-    return found != contexts_.end() ? found->second : nullptr;
+    auto found = live_.find(address);
+    return found != live_.end() ? found->second.context : nullptr;
   }
 
  private:
@@ -173,6 +186,19 @@ class DeviceHistory {
     uint64_t ticket;
   };
   using Pending = std::map<uint64_t, PendingFree>;
+  struct Live {
+    Context context;
+    bool told_by_snapshot = false;
+  };
+
+  template <class Segment, class Visit>
+  static void each_block(Segment& segment, Visit&& visit) {
+    uint64_t address = segment.address;
+    for (auto& block : segment.blocks) {
+      visit(address, block);
+      address += block.size;
+    }
+  }
 
   void tell(TraceEntry::Action action, uint64_t address, size_t bytes, void* stream, pyalloc_pool_key pool,
             std::string metadata, Context context) {
@@ -267,7 +293,7 @@ class DeviceHistory {
   Ring<TraceEntry> entries_;
   MappedRanges mapped_;
   Pending pending_;
-  std::unordered_map<uint64_t, Context> contexts_;
+  std::unordered_map<uint64_t, Live> live_;
   uint64_t tickets_ = 0, looked_at_ = 0;
 };
 
@@ -275,31 +301,38 @@ inline void DeviceHistory::reconcile(std::vector<SegmentInfo>& segments) {
   MappedRanges gone = mapped_;
   std::unordered_map<uint64_t, bool> freed;  // by address: whether the snapshot still shows the block
   for (const auto& [address, one] : pending_) freed[address] = false;
+  std::vector<uint64_t> untold;
   for (SegmentInfo& segment : segments) {
     if (segment.device != device_) continue;
     gone.remove(segment.address, segment.address + segment.total_size, [](uint64_t, uint64_t, uint64_t, uint64_t) {});
-    uint64_t address = segment.address;
-    for (auto& block : segment.blocks) {
-      if (block.active) {
-        if (auto found = freed.find(address); found != freed.end()) {
-          found->second = true;
-          if (block.allocated) {  // another thread is between asking for the free and doing it
-            block.allocated = false;
-            segment.allocated_size -= block.size;
-            segment.requested_size -= block.requested_size;
-          }
-        } else if (block.allocated) {
-          block.context_when_allocated = context_at(address);
-        }
+    each_block(segment, [&](uint64_t address, BlockInfo& block) {
+      if (!block.active) return;
+      if (auto found = freed.find(address); found != freed.end()) {
+        found->second = true;
+        if (!block.allocated) return;  // else another thread is between asking for the free and doing it
+        block.allocated = false;
+        segment.allocated_size -= block.size;
+        segment.requested_size -= block.requested_size;
+      } else if (block.allocated) {
+        auto live = live_.find(address);
+        if (live != live_.end())
+          block.context_when_allocated = live->second.context;
+        else
+          untold.push_back(address);
       }
-      address += block.size;
-    }
+    });
   }
   for (const auto& [address, shown] : freed)
     if (!shown) complete(pending_.find(address));
   for (const auto& [begin, end] : gone.ranges()) remove_mapped(begin, end, nullptr);
   for (const SegmentInfo& segment : segments)
     if (segment.device == device_) add_mapped(segment.address, segment.address + segment.total_size, nullptr);
+  for (uint64_t address : untold) {
+    BlockFacts block{};
+    if (!block_at(reinterpret_cast<void*>(address), block)) continue;
+    tell(TraceEntry::ALLOC, block, nullptr);
+    live_[address].told_by_snapshot = true;
+  }
 }
 
 }  // namespace pyalloc_bridge

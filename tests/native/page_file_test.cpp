@@ -44,22 +44,27 @@ TEST(a_forked_child_leaves_its_parent_s_page_alone) {
   }
   CHECK_EQ(exit_code_of(child), 0);
   CHECK(exists(path));
-  // A child that lives on does not hold the lock.
-  int ready[2];
-  CHECK_EQ(pipe(ready), 0);
+  // A child that lives on does not hold the lock, once it runs: its copy is closed by fork's handler in it.
+  int runs[2], ends[2];
+  CHECK_EQ(pipe(runs), 0);
+  CHECK_EQ(pipe(ends), 0);
   child = fork();
+  char byte = 0;
   if (child == 0) {
-    close(ready[1]);
-    char end;
-    _exit(read(ready[0], &end, 1) == 0 ? 0 : 1);
+    close(ends[1]);
+    if (write(runs[1], &byte, 1) != 1) _exit(2);
+    _exit(read(ends[0], &byte, 1) == 0 ? 0 : 1);
   }
-  close(ready[0]);
+  close(runs[1]);
+  CHECK_EQ(read(runs[0], &byte, 1), 1);
+  close(runs[0]);
+  close(ends[0]);
   int file = open(path.c_str(), O_RDONLY);
   CHECK_EQ(deallocate(block), PYALLOC_OK);
   CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
   CHECK(flock(file, LOCK_SH | LOCK_NB) == 0);
   close(file);
-  close(ready[1]);
+  close(ends[1]);
   CHECK_EQ(exit_code_of(child), 0);
   CHECK_EQ(pyalloc_init(1), PYALLOC_OK);
 }

@@ -32,7 +32,8 @@ def ended_by_torch(done: subprocess.CompletedProcess[str]) -> bool:
 
     A thread of autograd may still hold the last of a backward pass when the main thread is through. To let go of it the
     thread wants the interpreter's lock, and Python ends threads that want it so late in the midst of torch's noexcept
-    functions (pytorch#38228). One program in seven ends so on a machine that is busy enough.
+    functions (pytorch#38228). One program in seven ends so on a machine that is busy enough; such a program is run
+    again, and then waits at its end until that thread has had the time.
     """
     return done.returncode == -signal.SIGABRT and done.stderr.endswith("terminate called without an active exception\n")
 
@@ -61,8 +62,9 @@ def run_on_simgpu(tmp_path: Path) -> Run:
         fails: bool = False,
         timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
-        script = program if isinstance(program, Path) else tmp_path / "program.py"
+        script = program
         if isinstance(program, str):
+            script = tmp_path / "program.py"
             script.write_text(textwrap.dedent(program))
         options = ["--memory", memory, "--devices", str(devices), "--streams", streams, "--seed", str(seed)]
         command = [
@@ -76,7 +78,9 @@ def run_on_simgpu(tmp_path: Path) -> Run:
         ]
         if ON_DEVICE:
             command = [*on_device_command(script, devices, streams != "immediate" or oracle, env or {}), *args]
-        for _ in range(ENDED_BY_TORCH_AT_MOST):
+        for tries in range(ENDED_BY_TORCH_AT_MOST):
+            if tries > 0 and isinstance(program, str):
+                script.write_text(f"{script.read_text()}\nimport time\ntime.sleep({tries})\n")
             done = subprocess.run(
                 command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
             )

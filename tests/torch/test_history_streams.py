@@ -60,6 +60,37 @@ def test_a_free_is_completed_when_the_other_stream_is_done(run_on_simgpu: Run, t
     viewer.load(tmp_path / "snapshot.pickle")
 
 
+def test_a_snapshot_while_a_block_is_being_handed_out(run_on_simgpu: Run, tmp_path: Path) -> None:
+    """Taken by an observer of mappings, so while the block stands in the heap and its thread has not told of it yet."""
+    run_on_simgpu(
+        program(
+            PRELUDE,
+            """
+            from pyalloc._native import MAPPING_OBSERVER, library
+            taken = []
+            def on_mapping(context, event):
+                taken.append(len(taken))
+                M._dump_snapshot(f"{target}.{len(taken)}")
+            observer = MAPPING_OBSERVER(on_mapping)
+            library().add_mapping_observer(observer, 1)  # before the history's own
+            M._record_memory_history(stacks="python")
+            kept = [make(100), make(5 << 20)]  # a slot, an extent
+            with torch.cuda.stream(torch.cuda.Stream()):
+                kept.append(make(300 << 10))   # another lane's extent
+            assert len(taken) == 3, taken
+            assert actions() == ["alloc"] * 3, actions()  # once each, the snapshot's told ones too
+            del kept
+            assert actions() == ["alloc"] * 3 + ["free_requested", "free_completed"] * 3, actions()
+            library().remove_mapping_observer(observer)
+            M._dump_snapshot(f"{target}.4")
+            """,
+        ),
+        args=[str(tmp_path / "snapshot")],
+    )
+    for number in range(1, 5):
+        viewer.load(tmp_path / f"snapshot.{number}")
+
+
 def test_threads_streams_and_short_memory(run_on_simgpu: Run, tmp_path: Path) -> None:
     """Memory is moved, given back and reused across streams by four threads, while one of them takes snapshots."""
     run_on_simgpu(
