@@ -40,10 +40,11 @@ struct Stream {
 };
 
 // Torch numbers the streams it owns and keeps them for ever; a foreign stream's number is its handle, and it may be
-// destroyed.
+// destroyed. Number 0 is the default stream, of which torch need not be asked.
 inline Stream stream_of(const c10::cuda::CUDAStream& stream) {
+  if (stream.id() == 0) return {nullptr, static_cast<uint32_t>(PYALLOC_STREAM_OWNED)};
   const cudaStream_t handle = stream.stream();
-  const bool owned = stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(handle));
+  const bool owned = stream.id() != static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(handle));
   return {handle, owned ? static_cast<uint32_t>(PYALLOC_STREAM_OWNED) : 0u};
 }
 

@@ -27,17 +27,17 @@ struct Lanes {
     bool counted = false;
     {
       Lock lock(lanes[at]->mutex);
-      counted = lanes[at]->counters.hand_out(kind, block);
+      counted = lanes[at]->counters[kind].hand_out(block);
     }
     if (!counted) counters.settle(lanes[at], kind, block);
   }
   void take_back(size_t at, Kind kind, const Usage& block) {
     Lock lock(lanes[at]->mutex);
-    lanes[at]->counters.take_back(kind, block);
+    lanes[at]->counters[kind].take_back(block);
   }
   void take_back_pending(size_t at, Kind kind, const Usage& block) {
     Lock lock(lanes[at]->mutex);
-    lanes[at]->counters.take_back_pending(kind, block);
+    lanes[at]->counters[kind].take_back_pending(block);
     counters.pending_started(kind, block);
   }
   void end_pending(size_t at, Kind kind, const Usage& block) {

@@ -125,7 +125,7 @@ def test_smallest_capacity(trace: Path) -> None:
 
 
 def test_what_the_stats_page_costs() -> None:
-    report = bench("page_cost.py", "--scale", "0.05", "--starts", "1")
+    report = bench("page_cost.py", "--scale", "0.2", "--starts", "1")
     both = {"pyalloc", "pyalloc stats_page=off"}
     assert all(set(found) == both for found in report["ns"].values())
     assert all(set(found) == {"pyalloc stats_page=off"} for found in report["ratios"].values())

@@ -23,6 +23,7 @@ examples:
   python tools/bench/page_cost.py
   python tools/bench/page_cost.py --scale 0.2 --starts 2 --json
 """
+LEAST_WRITES = 3  # of a page that lived long enough to say what it costs
 BOTH = ("pyalloc", "pyalloc stats_page=off")
 
 
@@ -49,7 +50,7 @@ def page_cost(path: Any) -> dict[str, float] | None:
     with StatsPage(path) as page:
         process = page.read().process
     seconds = (process["published_ms"] - process["opened_ms"]) / 1000
-    if seconds < 1 or not process["publishes"]:
+    if process["publishes"] < LEAST_WRITES or seconds <= 0:
         return None
     return {
         "seconds": seconds,

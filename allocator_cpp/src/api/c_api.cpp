@@ -41,14 +41,23 @@ Status unknown_pointer(const void* pointer) {
   return fail(PYALLOC_UNKNOWN_POINTER, "%p is not from pyalloc", pointer);
 }
 
-Status allocate_from(DeviceHeap& heap, PoolId pool, bool chosen, void* stream, uint32_t flags, size_t bytes,
-                     void** pointer) {
-  Status status = Registry::instance().ladder().allocate(heap, pool, chosen, stream_of(stream),
-                                                         (flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
+// For a thread that may be inside a tag's scope.
+PYALLOC_COLD Status allocate_tagged(DeviceHeap& heap, PoolId pool, bool chosen, void* stream, uint32_t flags,
+                                    size_t bytes, void** pointer) {
+  Status status =
+      Registry::allocate(heap, pool, chosen, stream_of(stream), (flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
   if (TagId tag = thread_scope().tag; tag != kNoTag && status == kOk)
     if (Space* space = find_space(address_of(*pointer)); space != nullptr && space->contains(address_of(*pointer)))
       heap.set_tag(*space, address_of(*pointer), tag);
   return status;
+}
+
+// Not from any space of ours.
+PYALLOC_COLD Status deallocate_direct(void* pointer, pyalloc_freed* freed) {
+  Status status = kOk;
+  for (DeviceHeap* heap : Registry::instance().open_heaps())
+    if (heap->deallocate_direct(address_of(pointer), freed, status)) return status;
+  return unknown_pointer(pointer);
 }
 
 }  // namespace
@@ -99,16 +108,18 @@ pyalloc_status pyalloc_shutdown(void) { return Registry::instance().shutdown(); 
 pyalloc_status pyalloc_allocate(int device, void* stream, uint32_t stream_flags, size_t bytes, void** pointer) {
   if (pointer == nullptr)
     return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_allocate: pointer is null; expected where to store the block");
-  Registry& registry = Registry::instance();
   Status status = kOk;
-  DeviceHeap* heap = registry.heap(device, status);
+  DeviceHeap* heap = Registry::heap(device, status);
   if (heap == nullptr) return status;
   if (bytes == 0) {
     *pointer = nullptr;
     return kOk;
   }
   const ThreadScope& scope = thread_scope();
-  return allocate_from(*heap, scope.pool, scope.chosen, stream, stream_flags, bytes, pointer);
+  if (__builtin_expect(scope.tag != kNoTag, 0))
+    return allocate_tagged(*heap, scope.pool, scope.chosen, stream, stream_flags, bytes, pointer);
+  return Registry::allocate(*heap, scope.pool, scope.chosen, stream_of(stream),
+                            (stream_flags & PYALLOC_STREAM_OWNED) != 0, bytes, pointer);
 }
 
 pyalloc_status pyalloc_allocate_in(int device, int pool, void* stream, uint32_t stream_flags, size_t bytes,
@@ -116,7 +127,7 @@ pyalloc_status pyalloc_allocate_in(int device, int pool, void* stream, uint32_t 
   if (pointer == nullptr)
     return fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_allocate_in: pointer is null; expected where to store the block");
   Status status = kOk;
-  DeviceHeap* heap = Registry::instance().heap(device, status);
+  DeviceHeap* heap = Registry::heap(device, status);
   if (heap == nullptr) return status;
   if (pool < 0 || pool >= kPoolIds || !heap->has_pool(static_cast<PoolId>(pool)))
     return fail(PYALLOC_INVALID_ARGUMENT, "pool %d is no pool of device %d", pool, device);
@@ -125,7 +136,7 @@ pyalloc_status pyalloc_allocate_in(int device, int pool, void* stream, uint32_t 
     return kOk;
   }
   heap->note_capture(static_cast<PoolId>(pool), stream_of(stream));
-  return allocate_from(*heap, static_cast<PoolId>(pool), true, stream, stream_flags, bytes, pointer);
+  return allocate_tagged(*heap, static_cast<PoolId>(pool), true, stream, stream_flags, bytes, pointer);
 }
 
 pyalloc_status pyalloc_deallocate(void* pointer, pyalloc_freed* freed) {
@@ -133,18 +144,14 @@ pyalloc_status pyalloc_deallocate(void* pointer, pyalloc_freed* freed) {
     if (freed != nullptr) *freed = {};
     return kOk;
   }
-  Registry& registry = Registry::instance();
-  if (registry.dead()) {  // the memory goes with the process, or was never this child's
+  if (Registry::dead()) {  // the memory goes with the process, or was never this child's
     if (freed != nullptr) *freed = {};
     return kOk;
   }
   if (Space* space = find_space(address_of(pointer)); space != nullptr && space->contains(address_of(pointer))) {
     return space->heap().deallocate(*space, address_of(pointer), freed);
   }
-  Status status = kOk;
-  for (DeviceHeap* heap : registry.open_heaps())
-    if (heap->deallocate_direct(address_of(pointer), freed, status)) return status;
-  return unknown_pointer(pointer);
+  return deallocate_direct(pointer, freed);
 }
 
 pyalloc_status pyalloc_record_stream(void* pointer, void* stream, uint32_t stream_flags) {

@@ -139,10 +139,16 @@ Status Registry::check_device(int device) const {
 }
 
 DeviceHeap* Registry::open_or_refuse(int device, Status& status) {
-  status = usable();
-  if (status == kOk) status = check_device(device);
-  if (status == kOk) status = open(device);
+  Registry& one = instance();
+  status = one.usable();
+  if (status == kOk) status = one.check_device(device);
+  if (status == kOk) status = one.open(device);
   return status == kOk ? open_heap(device) : nullptr;
+}
+
+Status Registry::insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                        void** pointer) {
+  return instance().ladder_->insist(heap, pool, chosen, stream, owned, bytes, pointer);
 }
 
 Status Registry::open(int device) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "api/config.h"
+#include "base/check.h"
 #include "base/ranked_mutex.h"
 #include "heap/device_heap.h"
 #include "ipc/exporter.h"
@@ -38,14 +39,22 @@ class Registry {
   int device_count() const { return device_count_.load(std::memory_order_acquire); }
 
   // The heap of `device`, opened on first use; null with the reason in last_error() and `status`.
-  DeviceHeap* heap(int device, Status& status) {
+  static DeviceHeap* heap(int device, Status& status) {
     DeviceHeap* open = open_heap(device);
-    if (open == nullptr || dead()) return open_or_refuse(device, status);
+    if (__builtin_expect(open == nullptr || dead(), 0)) return open_or_refuse(device, status);
     status = kOk;
     return open;
   }
+  // A try of the heap; where it finds no memory, the ladder.
+  static Status allocate(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                         void** pointer) {
+    Status status = heap.allocate(pool, chosen, stream, owned, bytes, pointer);
+    return __builtin_expect(status != PYALLOC_OUT_OF_MEMORY, 1)
+               ? status
+               : insist(heap, pool, chosen, stream, owned, bytes, pointer);
+  }
   // The heap if it is open, else null.
-  DeviceHeap* open_heap(int device) const {
+  static DeviceHeap* open_heap(int device) {
     return device >= 0 && device < kMostDevices ? heaps_[device].load(std::memory_order_acquire) : nullptr;
   }
   std::vector<DeviceHeap*> open_heaps() const;
@@ -59,7 +68,7 @@ class Registry {
   Importer& importer() { return *importer_; }
   // Why nothing may be done now (forked child, exiting), or kOk.
   Status usable() const;
-  bool dead() const { return state_.load(std::memory_order_relaxed) != State::kAlive; }
+  static bool dead() { return state_.load(std::memory_order_relaxed) != State::kAlive; }
 
   Status set_fraction(int device, double fraction);
   Status get_fraction(int device, double& fraction);
@@ -84,7 +93,9 @@ class Registry {
   Registry();
   void configure_from_environment();
   uint64_t pool_limit_locked(int device, PoolId pool) const;
-  DeviceHeap* open_or_refuse(int device, Status& status);
+  PYALLOC_COLD static DeviceHeap* open_or_refuse(int device, Status& status);
+  PYALLOC_COLD static Status insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned,
+                                    size_t bytes, void** pointer);
   Status open(int device);
   void start_sharing();
   void lock_for_fork(bool lock);
@@ -95,13 +106,15 @@ class Registry {
   RankedMutex mutex_{Rank::kRegistry};
   Config config_;
   bool configured_ = false;
-  std::atomic<DeviceHeap*> heaps_[kMostDevices] = {};
+  // What every call looks at, where it is found without asking for the instance.
+  inline static std::atomic<DeviceHeap*> heaps_[kMostDevices] = {};
+  inline static std::atomic<State> state_{State::kAlive};
+
   double fractions_[kMostDevices];  // set before the heap was open; below 0: not set
   uint64_t limits_[kMostDevices] = {};
   static constexpr uint64_t kNotSet = UINT64_MAX;
   uint64_t pool_limits_[kMostDevices][kMostPools];  // kNotSet: as configured
   std::atomic<int> device_count_{0};
-  std::atomic<State> state_{State::kAlive};
   MappingObservers observers_;
   std::atomic<bool> shares_with_peers_{false};  // set under mutex_
   SleepCycle sleep_cycle_;

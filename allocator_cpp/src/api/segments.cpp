@@ -21,14 +21,13 @@ void* allocate_segment(PoolId pool, ptrdiff_t bytes, int device, void* stream) {
     log_line("a segment of a negative number of bytes was asked for");
     return nullptr;
   }
-  Registry& registry = Registry::instance();
-  registry.share_with_peers();  // torch does not say when it wants peer access
+  Registry::instance().share_with_peers();  // torch does not say when it wants peer access
   Status status = kOk;
   void* pointer = nullptr;
-  if (DeviceHeap* heap = registry.heap(device, status); heap != nullptr && bytes > 0) {
+  if (DeviceHeap* heap = Registry::heap(device, status); heap != nullptr && bytes > 0) {
     WithoutCallbacks quiet;
-    status = registry.ladder().allocate(*heap, pool, true, static_cast<cuda::Stream>(stream), false,
-                                        static_cast<size_t>(bytes), &pointer);
+    status = Registry::allocate(*heap, pool, true, static_cast<cuda::Stream>(stream), false, static_cast<size_t>(bytes),
+                                &pointer);
   }
   if (status != kOk && status != PYALLOC_OUT_OF_MEMORY) log_line("%s", last_error());
   return status == kOk ? pointer : nullptr;

@@ -2,9 +2,6 @@
 
 namespace pyalloc {
 
-ThreadScope& thread_scope() {
-  thread_local ThreadScope scope;
-  return scope;
-}
+__thread ThreadScope current_scope;
 
 }  // namespace pyalloc

@@ -11,6 +11,7 @@ struct ThreadScope {
   bool chosen = false;         // a scope says which pool; else it is the general one for want of one
   TagId tag = kNoTag;          // tag_scope.cpp
 };
-ThreadScope& thread_scope();
+extern __thread ThreadScope current_scope;  // __thread: no check for a constructor
+inline ThreadScope& thread_scope() { return current_scope; }
 
 }  // namespace pyalloc

@@ -25,8 +25,7 @@ BlockCounters::Lane& BlockCounters::add_lane(RankedMutex& guard) {
 BlockCounters::Sums BlockCounters::sums() {
   Sums now{};
   for (int kind = 0; kind < kKinds; ++kind) {
-    each_lane(
-        [&](const Lane& lane) { now.live[kind] += lane.counters.handed_out[kind] - lane.counters.taken_back[kind]; });
+    each_lane([&](const Lane& lane) { now.live[kind] += lane.counters[kind].live(); });
     now.active_blocks[kind] = now.live[kind].blocks + pending_blocks_[kind].load(std::memory_order_relaxed);
     now.active_bytes[kind] = now.live[kind].bytes + pending_bytes_[kind].load(std::memory_order_relaxed);
     now.live[kKinds] += now.live[kind];
@@ -59,7 +58,7 @@ void BlockCounters::deal_credit(const Sums& now, Lane* first) {
     Usage slack = least(slack_of(kind), shared);
     each_lane([&](Lane& lane) {
       bool favoured = &lane == first;
-      lane.counters.credit[kind] = favoured ? share(slack, others > 0 ? 2 : 1) : share(slack, 2 * others);
+      lane.counters[kind].deal(favoured ? share(slack, others > 0 ? 2 : 1) : share(slack, 2 * others));
     });
   }
 }
@@ -67,7 +66,7 @@ void BlockCounters::deal_credit(const Sums& now, Lane* first) {
 void BlockCounters::settle(Lane* lane, Kind kind, const Usage& block) {
   Lock settle(settle_mutex_);
   lock_lanes();
-  if (lane != nullptr) lane->counters.handed_out[kind] += block;
+  if (lane != nullptr) lane->counters[kind].handed_out += block;
   Sums now = sums();
   raise_peaks(now);
   deal_credit(now, lane);
@@ -93,8 +92,8 @@ BlockCounters::Totals BlockCounters::totals() {
   for (int kind = 0; kind < kKinds; ++kind) {
     Usage out = Usage{} - base_handed_out_[kind], back = Usage{} - base_taken_back_[kind];
     each_lane([&](const Lane& lane) {
-      out += lane.counters.handed_out[kind];
-      back += lane.counters.taken_back[kind];
+      out += lane.counters[kind].handed_out;
+      back += lane.counters[kind].taken_back;
     });
     auto add = [&](History* history, int64_t current, int64_t allocated, int64_t freed) {
       for (int to : {kind, static_cast<int>(kKinds)}) {
@@ -139,8 +138,8 @@ void BlockCounters::reset_accumulated() {
   for (int kind = 0; kind < kKinds; ++kind) {
     base_handed_out_[kind] = base_taken_back_[kind] = Usage{};
     each_lane([&](const Lane& lane) {
-      base_handed_out_[kind] += lane.counters.handed_out[kind];
-      base_taken_back_[kind] += lane.counters.taken_back[kind];
+      base_handed_out_[kind] += lane.counters[kind].handed_out;
+      base_taken_back_[kind] += lane.counters[kind].taken_back;
     });
     base_pending_blocks_[kind] = pending_blocks_[kind].load(std::memory_order_relaxed);
     base_pending_bytes_[kind] = pending_bytes_[kind].load(std::memory_order_relaxed);

@@ -1,10 +1,10 @@
 // Exact counts and peaks of blocks without a shared counter on the hot path.
 //
-// Every lane (one stream of a pool) counts what it hands out and takes back in a LaneCounters of its own, under the
-// lane's lock. A peak is exact because a lane may only grow while the device's sums cannot pass the recorded peak: each
-// lane holds a `credit`, and the credits of all lanes together never exceed peak minus current. A lane whose credit is
-// spent calls settle(), which holds every lane's lock at once, takes the true sums, moves the peaks, and deals out new
-// credit.
+// Every lane (one stream of a pool) counts what it hands out and takes back in counters of its own, under the lane's
+// lock. A peak is exact because a lane may only grow while the device's sums cannot pass the recorded peak: what may be
+// live in a lane is limited, and what all lanes together may still grow by, their credit, never exceeds peak minus
+// current. A lane whose credit is spent calls settle(), which holds every lane's lock at once, takes the true sums, moves
+// the peaks, and deals out new credit.
 //
 // Active = handed out and not freed, plus freed and waiting for an event ("pending"). A free that stays pending returns
 // no credit.
@@ -22,24 +22,27 @@
 
 namespace pyalloc {
 
+// One lane's blocks of one kind.
 struct LaneCounters {
-  Usage handed_out[kKinds];
-  Usage taken_back[kKinds];
-  Usage credit[kKinds];  // growth left before the device's peak could be passed
+  Usage handed_out;
+  Usage taken_back;
+  Usage most_live;  // as long as no more is live here, the device's peak cannot be passed
 
-  // Counts a block handed out; false (and nothing done) when the credit does not cover it.
-  bool hand_out(Kind kind, const Usage& block) {
-    if (!credit[kind].covers(block)) return false;
-    credit[kind] -= block;
-    handed_out[kind] += block;
+  Usage live() const { return handed_out - taken_back; }
+  // Counts a block handed out; false (and nothing done) when that might pass the peak.
+  bool hand_out(const Usage& block) {
+    Usage next = handed_out + block;
+    if (!most_live.covers(next - taken_back)) return false;
+    handed_out = next;
     return true;
   }
-  void take_back(Kind kind, const Usage& block) {
-    credit[kind] += block;
-    taken_back[kind] += block;
-  }
+  void take_back(const Usage& block) { taken_back += block; }
   // The block is freed but stays active until events complete: its room is not free yet.
-  void take_back_pending(Kind kind, const Usage& block) { taken_back[kind] += block; }
+  void take_back_pending(const Usage& block) {
+    taken_back += block;
+    most_live -= block;
+  }
+  void deal(const Usage& credit) { most_live = live() + credit; }
 };
 
 // A figure with its history, as torch's Stat.
@@ -57,7 +60,7 @@ class BlockCounters {
   struct alignas(kOwnLines) Lane {
     explicit Lane(RankedMutex& guard) : mutex(guard) {}
     RankedMutex& mutex;
-    LaneCounters counters;
+    LaneCounters counters[kKinds];
   };
   // Sums over lanes; index kKinds is both kinds together.
   struct Totals {

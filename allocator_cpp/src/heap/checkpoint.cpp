@@ -113,7 +113,7 @@ Status DeviceHeap::restore(const Checkpoint& saved, std::vector<SavedBlock>& liv
     if (status == kOk)
       status = one.space->lane() != nullptr ? one.space->lane()->allocate_at(one) : allocate_coarse_at(one);
   }
-  if (news_.untold()) tell_mapped();
+  tell_news();
   return status;
 }
 
@@ -185,7 +185,7 @@ Status Lane::allocate_at(const SavedBlock& wanted, bool any_slab) {
     count_live(block.slab_class, 1);
   }
   Usage usage{1, static_cast<int64_t>(block.allocated), static_cast<int64_t>(block.requested)};
-  bool counted = counters_.counters.hand_out(kind(), usage);
+  bool counted = counted_.hand_out(usage);
   heap_.note_alloc(block.address, block.allocated, stream_);
   lock.unlock();
   if (!counted) block_counters_.settle(&counters_, kind(), usage);

@@ -12,7 +12,7 @@ constexpr int kTries = 8;  // other threads may go on making departures
 
 }  // namespace
 
-Status DeviceHeap::after_news(Status status, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+Status DeviceHeap::settle_try(Status status, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
                               void** pointer) {
   return settle(status, [&] { return find_and_allocate(pool, chosen, stream, owned, bytes, pointer); });
 }
@@ -20,7 +20,7 @@ Status DeviceHeap::after_news(Status status, PoolId pool, bool chosen, cuda::Str
 // A try that found no memory may have left departures, which are memory once they are undone.
 Status DeviceHeap::settle(Status status, const std::function<Status()>& again) {
   for (int tries = 0; status == PYALLOC_OUT_OF_MEMORY && tries < kTries && undo_departures(); ++tries) status = again();
-  if (news_.untold()) tell_mapped();
+  tell_news();
   return status;
 }
 

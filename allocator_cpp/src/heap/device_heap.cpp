@@ -233,6 +233,7 @@ Status DeviceHeap::allocate_coarse(Lane& lane, Space& space, size_t bytes, void*
     self_check();
   }
   if (!counted) block_counters_.settle(&block_counters_.extents(), kind, usage);
+  tell_news();
   return kOk;
 }
 
@@ -244,7 +245,7 @@ bool DeviceHeap::enter_coarse(Space& space, NodeId id, Kind kind, const Usage& u
   space.pool().live_coarse += usage;
   space.pool().handed_out_coarse += usage.requested;
   note_alloc(address, block_bytes(range), clocks_.stream(range.owner));
-  return block_counters_.extents().counters.hand_out(kind, usage);
+  return block_counters_.extents().counters[kind].hand_out(usage);
 }
 
 Status DeviceHeap::too_large() {
@@ -271,7 +272,7 @@ Status DeviceHeap::allocate_direct(cuda::Stream stream, size_t bytes, void** poi
     direct_[address] = {bytes, bytes, stream};
     direct_bytes_ += bytes;
     direct_count_.store(direct_.size(), std::memory_order_relaxed);
-    counted = block_counters_.extents().counters.hand_out(kind, usage);
+    counted = block_counters_.extents().counters[kind].hand_out(usage);
     *pointer = reinterpret_cast<void*>(address);
     observe();
   }
@@ -325,7 +326,7 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
   if (range.recorded) {
     range.state = RangeState::kPending;
     range.recorded = false;
-    block_counters_.extents().counters.take_back_pending(kind, usage);
+    block_counters_.extents().counters[kind].take_back_pending(usage);
     block_counters_.pending_started(kind, usage);
     PendingFree pending{&space, id, nullptr, 0, kind, usage.bytes, {}};
     stamp_recorded(pending, address, stream);
@@ -333,7 +334,7 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
     pending_count_.fetch_add(1, std::memory_order_relaxed);
     return kOk;
   }
-  block_counters_.extents().counters.take_back(kind, usage);
+  block_counters_.extents().counters[kind].take_back(usage);
   note_free(address, bytes, stream);
   space.set_start(address, kNoNode);
   release_coarse(space, id);
@@ -366,8 +367,8 @@ bool DeviceHeap::deallocate_direct(uint64_t address, pyalloc_freed* freed, Statu
   direct_bytes_ -= block.bytes;
   direct_count_.store(direct_.size(), std::memory_order_relaxed);
   Kind kind = block.bytes > kMiB ? kLarge : kSmall;
-  block_counters_.extents().counters.take_back(kind, {1, static_cast<int64_t>(block.bytes),
-                                                      static_cast<int64_t>(block.requested)});
+  block_counters_.extents().counters[kind].take_back(
+      {1, static_cast<int64_t>(block.bytes), static_cast<int64_t>(block.requested)});
   if (freed != nullptr) *freed = {device_, block.stream, block.requested, block.bytes};
   observe();
   status = kOk;

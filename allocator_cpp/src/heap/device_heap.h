@@ -84,9 +84,8 @@ class DeviceHeap {
     Status status = lane != nullptr && lane->serves(pool, chosen, stream, bytes)
                         ? lane->allocate(bytes, pointer)
                         : find_and_allocate(pool, chosen, stream, owned, bytes, pointer);
-    if (__builtin_expect(static_cast<int>(status != kOk) | static_cast<int>(news_.untold()), 0))
-      return after_news(status, pool, chosen, stream, owned, bytes, pointer);
-    return status;
+    return __builtin_expect(status == kOk, 1) ? status
+                                              : settle_try(status, pool, chosen, stream, owned, bytes, pointer);
   }
   Status deallocate(Space& space, uint64_t address, pyalloc_freed* freed) {
     return space.lane() != nullptr ? space.lane()->deallocate(address, freed)
@@ -266,6 +265,12 @@ class DeviceHeap {
   void note_alloc(uint64_t address, size_t bytes, cuda::Stream stream) const {
     if (oracle_) driver().oracle_alloc(address, bytes, stream);
   }
+  // Whether somebody is to be told of a block, or of what was mapped, before it is handed out.
+  bool has_listeners() const { return oracle_ || news_.untold(); }
+  // Tells observers of what was mapped, by whichever thread: with no lock held, before a block is handed out.
+  void tell_news() {
+    if (news_.untold()) tell_mapped();
+  }
   void note_free(uint64_t address, size_t bytes, cuda::Stream stream) const {
     if (oracle_) driver().oracle_free(address, bytes, stream);
   }
@@ -313,11 +318,12 @@ class DeviceHeap {
   void set_limit(Pool& pool, uint64_t bytes) const;
   Pool* open_pool(PoolId id) const { return pools_by_id_[id].load(std::memory_order_acquire); }  // or null
 
-  // departures.cpp: the rest of a try that failed, or that mapped what observers are not told of yet.
-  Status after_news(Status status, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
-                    void** pointer);
-  Status settle(Status status, const std::function<Status()>& again);
+  // departures.cpp
   void tell_mapped();
+  // The rest of a try that failed.
+  PYALLOC_COLD Status settle_try(Status status, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                                 void** pointer);
+  Status settle(Status status, const std::function<Status()>& again);
   void tell_unmapping(std::vector<Backing::Stale> leaving);
   // private_pools.cpp
   template <class Visit>

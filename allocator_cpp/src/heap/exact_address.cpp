@@ -47,7 +47,7 @@ Status DeviceHeap::allocate_at(Space& space, uint64_t address, cuda::Stream stre
     finish_everything();
     status = attempt();
   }
-  if (news_.untold()) tell_mapped();
+  tell_news();
   return status == PYALLOC_WRONG_STATE ? not_there(address, bytes, "not all of the memory there is free") : status;
 }
 

@@ -5,7 +5,7 @@
 
 namespace pyalloc {
 
-Extents::Extents(uint32_t units) : units_(units) {
+Extents::Extents(uint32_t units, int sorted_looks) : units_(units), sorted_looks_(sorted_looks) {
   ranges_.resize(1);
   first_ = last_ = new_range();
   Range& all = ranges_[first_];
@@ -34,7 +34,7 @@ void Extents::insert(NodeId id) {
     return other.length != one.length ? other.length < one.length : other.start < one.start;
   };
   NodeId previous = kNoNode, next = set.head[bin];
-  for (int looks = 0; looks < kSortedLooks && next != kNoNode && before_one(ranges_[next]); ++looks) {
+  for (int looks = 0; looks < sorted_looks_ && next != kNoNode && before_one(ranges_[next]); ++looks) {
     previous = next;
     next = ranges_[next].bin_next;
   }

@@ -5,7 +5,7 @@
 // (clean ranges, owner 0, wait for nobody). Neighbours join only when they share an owner, the later stamp wins. Every
 // owner has bins of its own: one list per size bin (eight bins a power of two) and a bitmap over the bins, so that the
 // next fitting range is found in constant time. A list is in order of length, then address, as far as a bounded look at
-// its head keeps it so: what is taken is the best fit, or nearly.
+// its head keeps it so: what is taken is the best fit, or nearly. With no looks, what was freed last is taken first.
 //
 // The last range, while free, is the fresh end of the space: always a candidate, whatever the bins hold.
 //
@@ -42,7 +42,9 @@ struct Range {
 
 class Extents {
  public:
-  explicit Extents(uint32_t units);
+  static constexpr int kSortedLooks = 16;
+  // sorted_looks: how far a freed range looks for its place in its list; 0: it goes first.
+  explicit Extents(uint32_t units, int sorted_looks = kSortedLooks);
 
   uint32_t units() const { return units_; }
   const Range& range(NodeId id) const { return ranges_[id]; }
@@ -87,7 +89,7 @@ class Extents {
   bool validate(std::string& reason) const;
 
  private:
-  static constexpr int kBins = 256, kSortedLooks = 16;
+  static constexpr int kBins = 256;
   struct Bins {
     uint64_t used[kBins / 64] = {};
     NodeId head[kBins] = {};
@@ -103,6 +105,7 @@ class Extents {
   NodeId join(NodeId id);
 
   const uint32_t units_;
+  const int sorted_looks_;
   std::vector<Range> ranges_;
   std::vector<Bins> bins_;
   NodeId unused_ = kNoNode;

@@ -24,14 +24,16 @@ Lane::Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream s
       index_(index),
       owned_(owned),
       arena_(arena),
-      counters_(counters.add_lane(mutex_)) {}
+      counters_(counters.add_lane(mutex_)),
+      counted_(counters_.counters[kind()]),
+      keeps_spares_(owned) {}
 
 Status Lane::allocate(size_t bytes, void** pointer, uint64_t birth) {
   if (bytes <= kLargestSmall) return allocate_slot(size_class(bytes), bytes, pointer);
   if (bytes <= kLargestMiddle && !arena_) {
     int index = size_class(bytes);
     // Read without the lock: a guess that is off costs a slab more or less.
-    if (__atomic_load_n(&live_[index], __ATOMIC_RELAXED) >= kSlabsFrom * static_cast<int>(slab_slots(index)))
+    if (__atomic_load_n(&live_[index], __ATOMIC_RELAXED) >= kSlabsFrom * kSlotsOfSlab[index])
       return allocate_slot(index, bytes, pointer);
   }
   return allocate_extent(bytes, pointer, birth);
@@ -39,11 +41,12 @@ Status Lane::allocate(size_t bytes, void** pointer, uint64_t birth) {
 
 Status Lane::deallocate(uint64_t address, pyalloc_freed* freed) {
   Slab* slab = space_->slab_at(address);
-  return slab != nullptr ? deallocate_slot(*slab, address, freed) : deallocate_extent(address, freed);
+  if (slab == nullptr) return deallocate_extent(address, freed);
+  return deallocate_slot(*slab, address, freed);
 }
 
 void Lane::list(Slab& slab) {
-  Slab*& head = heads()[slab.size_class];
+  Slab*& head = heads_[slab.size_class];
   slab.previous = nullptr;
   slab.next = head;
   if (head != nullptr) head->previous = &slab;
@@ -52,7 +55,7 @@ void Lane::list(Slab& slab) {
 }
 
 void Lane::unlist(Slab& slab) {
-  (slab.previous != nullptr ? slab.previous->next : heads()[slab.size_class]) = slab.next;
+  (slab.previous != nullptr ? slab.previous->next : heads_[slab.size_class]) = slab.next;
   if (slab.next != nullptr) slab.next->previous = slab.previous;
   slab.previous = slab.next = nullptr;
   slab.listed = false;
@@ -73,74 +76,89 @@ void Lane::free_slab(Slab& slab) {
   give_extent(range);
 }
 
+// With the lock held, but for a moment: there is no slab with room.
+Status Lane::make_room(int index) {
+  mutex_.unlock();
+  heap_.poll_pending();  // may free a slot here
+  mutex_.lock();
+  return with_room_[index] != nullptr ? kOk : add_slab(index);
+}
+
 Status Lane::allocate_slot(int index, size_t bytes, void** pointer) {
-  Lock lock(mutex_);
-  if (with_room_[index] == nullptr) {
-    lock.unlock();
-    heap_.poll_pending();  // may free a slot here
-    lock.lock();
-    if (with_room_[index] == nullptr) {
-      Status status = add_slab(index);
+  uint64_t address = 0;
+  Usage usage;
+  bool counted = false;
+  {
+    std::lock_guard<RankedMutex> lock(mutex_);
+    if (__builtin_expect(with_room_[index] == nullptr, 0)) {
+      Status status = make_room(index);
       if (status != kOk) return status;
     }
+    Slab& slab = *with_room_[index];
+    unsigned slot = slab.take();
+    if (slab.free_slots == 0) unlist(slab);
+    count_live(index, 1);
+    if (arena_) user_ = &this_thread;
+    slab.unused_bytes[slot] = static_cast<uint16_t>(slab.slot_bytes - bytes);
+    address = slab.address(slot);
+    usage = {1, slab.slot_bytes, static_cast<int64_t>(bytes)};
+    counted = counted_.hand_out(usage);
   }
-  Slab& slab = *with_room_[index];
-  unsigned slot = slab.take();
-  if (slab.free_slots == 0) unlist(slab);
-  count_live(index, 1);
-  if (arena_) user_ = &this_thread;
-  slab.unused_bytes[slot] = static_cast<uint16_t>(slab.slot_bytes - bytes);
-  uint64_t address = slab.address(slot);
-  Usage usage{1, slab.slot_bytes, static_cast<int64_t>(bytes)};
-  bool counted = counters_.counters.hand_out(kind(), usage);
-  heap_.note_alloc(address, slab.slot_bytes, stream_);
-  lock.unlock();
-  if (!counted) block_counters_.settle(&counters_, kind(), usage);
   *pointer = reinterpret_cast<void*>(address);
+  if (__builtin_expect(!counted || heap_.has_listeners(), 0)) tell_hand_out(address, usage, counted);
   return kOk;
 }
 
+void Lane::tell_hand_out(uint64_t address, const Usage& usage, bool counted) {
+  heap_.note_alloc(address, static_cast<size_t>(usage.bytes), stream_);
+  if (!counted) block_counters_.settle(&counters_, kind(), usage);
+  heap_.tell_news();
+}
+
 // Called with the lock held. May free the slab's extent, so the slab must not be used afterwards.
-void Lane::slot_became_free(Slab& slab, unsigned slot) {
+inline void Lane::slot_became_free(Slab& slab, unsigned slot) {
   slab.give(slot);
   count_live(slab.size_class, -1);
   if (!slab.listed) list(slab);
   if (slab.free_slots < slab.slots) return;
-  bool only_one = heads()[slab.size_class] == &slab && slab.next == nullptr;
-  if (only_one && owned_ && !asleep_ && slab.size_class < kSmallClasses)
-    return;  // a stream that may be destroyed keeps nothing: its event must be recorded now
+  bool only_one = slab.previous == nullptr && slab.next == nullptr;
+  if (only_one && keeps_spares_ && slab.size_class < kSmallClasses) return;
   unlist(slab);
   free_slab(slab);
 }
 
-Status Lane::deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed) {
-  Lock lock(mutex_);
-  int slot = slab.slot_at(address);
-  if (slot < 0 || !slab.live(static_cast<unsigned>(slot))) return heap_.bad_free(address);
-  auto index = static_cast<unsigned>(slot);
-  Usage usage{1, slab.slot_bytes, static_cast<int64_t>(slab.requested(index))};
-  if (freed != nullptr) *freed = {heap_.device(), stream_, slab.requested(index), slab.slot_bytes};
+// What frees of few slots have to do. False: the slot waits for another stream.
+bool Lane::settle_marks(Slab& slab, unsigned slot, const Usage& usage) {
   if (slab.tagged_slots != 0) {
-    TagId& tag = *space_->slot_tag(slab, index);
+    TagId& tag = *space_->slot_tag(slab, slot);
     if (tag != kNoTag) {
       tag_account(tag).discharge(usage.requested);
       tag = kNoTag;
       --slab.tagged_slots;
     }
   }
-  if (arena_ && Slab::test(slab.escaped_bits, index)) {
-    Slab::clear(slab.escaped_bits, index);
+  if (arena_ && Slab::test(slab.escaped_bits, slot)) {
+    Slab::clear(slab.escaped_bits, slot);
     --escaped_live_;
   }
-  if (Slab::test(slab.recorded_bits, index)) {
-    Slab::clear(slab.recorded_bits, index);
-    Slab::set(slab.pending_bits, index);
-    counters_.counters.take_back_pending(kind(), usage);
-    block_counters_.pending_started(kind(), usage);
-    heap_.free_later({space_.get(), kNoNode, &slab, index, kind(), usage.bytes, {}}, address, stream_);
-    return kOk;
-  }
-  counters_.counters.take_back(kind(), usage);
+  if (!Slab::test(slab.recorded_bits, slot)) return true;
+  Slab::clear(slab.recorded_bits, slot);
+  Slab::set(slab.pending_bits, slot);
+  counted_.take_back_pending(usage);
+  block_counters_.pending_started(kind(), usage);
+  heap_.free_later({space_.get(), kNoNode, &slab, slot, kind(), usage.bytes, {}}, slab.address(slot), stream_);
+  return false;
+}
+
+Status Lane::deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed) {
+  std::lock_guard<RankedMutex> lock(mutex_);
+  int slot = slab.slot_at(address);
+  if (slot < 0 || !slab.live(static_cast<unsigned>(slot))) return heap_.bad_free(address);
+  auto index = static_cast<unsigned>(slot);
+  Usage usage{1, slab.slot_bytes, static_cast<int64_t>(slab.requested(index))};
+  if (freed != nullptr) *freed = {heap_.device(), stream_, slab.requested(index), slab.slot_bytes};
+  if (__builtin_expect(slab.marked, 0) && !settle_marks(slab, index, usage)) return kOk;
+  counted_.take_back(usage);
   heap_.note_free(address, slab.slot_bytes, stream_);
   slot_became_free(slab, index);
   return kOk;
@@ -166,7 +184,7 @@ bool Lane::mark_recorded(uint64_t address) {
   if (Slab* slab = space_->slab_at(address)) {
     int slot = slab->slot_at(address);
     if (slot < 0 || !slab->live(static_cast<unsigned>(slot))) return false;
-    Slab::set(slab->recorded_bits, static_cast<unsigned>(slot));
+    slab->mark(slab->recorded_bits, static_cast<unsigned>(slot));
     return true;
   }
   NodeId id = live_extent_at(address);
@@ -183,6 +201,7 @@ void Lane::set_tag(uint64_t address, TagId tag) {
     if (kept == nullptr) return;  // the host has no address space left: nobody pays
     *kept = tag;
     ++slab->tagged_slots;
+    slab->marked = true;
     tag_account(tag).charge(static_cast<int64_t>(slab->requested(slot)));
     return;
   }
@@ -224,7 +243,9 @@ bool Lane::describe(uint64_t address, bool inside, pyalloc_block_view& block) {
 void Lane::hide(bool asleep) {
   if (asleep == asleep_) return;
   std::swap(with_room_, hidden_);
+  heads_ = asleep ? hidden_ : with_room_;
   asleep_ = asleep;
+  keeps_spares_ = owned_ && !asleep;
 }
 
 void Lane::release_empty_slabs() {
@@ -234,7 +255,7 @@ void Lane::release_empty_slabs() {
 
 void Lane::free_empty_slabs() {
   for (int index = 0; index < kSizeClasses; ++index) {
-    for (Slab *slab = heads()[index], *next = nullptr; slab != nullptr; slab = next) {
+    for (Slab *slab = heads_[index], *next = nullptr; slab != nullptr; slab = next) {
       next = slab->next;
       if (slab->free_slots < slab->slots) continue;
       unlist(*slab);
@@ -246,7 +267,7 @@ void Lane::free_empty_slabs() {
 bool Lane::validate(std::string& reason) {
   for (int index = 0; index < kSizeClasses; ++index) {
     const Slab* previous = nullptr;
-    for (const Slab* slab = heads()[index]; slab != nullptr; slab = slab->next) {
+    for (const Slab* slab = heads_[index]; slab != nullptr; slab = slab->next) {
       if (slab->size_class != index || !slab->listed || slab->previous != previous)
         return reason = "lane: its list of slabs is broken", false;
       int free_seen = __builtin_popcountll(slab->free_bits[0]) + __builtin_popcountll(slab->free_bits[1]);
@@ -255,6 +276,9 @@ bool Lane::validate(std::string& reason) {
       for (int word = 0; word < 2; ++word) {
         if ((slab->free_bits[word] & (slab->pending_bits[word] | slab->recorded_bits[word])) != 0)
           return reason = "lane: a free slot is marked as in use", false;
+        uint64_t marks = slab->pending_bits[word] | slab->recorded_bits[word] | slab->escaped_bits[word];
+        if (!slab->marked && (marks != 0 || slab->tagged_slots != 0))
+          return reason = "lane: a slab has marks that frees will not look for", false;
       }
       previous = slab;
     }

@@ -69,8 +69,8 @@ class alignas(kOwnLines) Lane {
   StreamIndex index() const { return index_; }
   bool arena() const { return arena_; }
   // What is live in it; with the lane's lock held.
-  Usage live() const { return handed_out() - counters_.counters.taken_back[kind()]; }
-  Usage handed_out() const { return counters_.counters.handed_out[kind()]; }  // ever
+  Usage live() const { return counted_.live(); }
+  Usage handed_out() const { return counted_.handed_out; }  // ever
   cuda::Stream stream() const { return stream_; }
   // Null before the first block. Changes once, under the lane's and the heap's lock.
   Space* space() const { return space_.get(); }
@@ -85,10 +85,13 @@ class alignas(kOwnLines) Lane {
   Kind kind() const { return arena_ ? kLarge : kSmall; }
   Status allocate_slot(int size_class, size_t bytes, void** pointer);
   Status deallocate_slot(Slab& slab, uint64_t address, pyalloc_freed* freed);
+  PYALLOC_COLD bool settle_marks(Slab& slab, unsigned slot, const Usage& usage);
   void slot_became_free(Slab& slab, unsigned slot);
-  Slab** heads() { return asleep_ ? hidden_ : with_room_; }
+  // The rest of an allocation that is not yet counted, or that somebody is to be told of; with no lock held.
+  PYALLOC_COLD void tell_hand_out(uint64_t address, const Usage& usage, bool counted);
   void list(Slab& slab);
   void unlist(Slab& slab);
+  PYALLOC_COLD Status make_room(int size_class);
   Status add_slab(int size_class);
   void free_slab(Slab& slab);
   void free_empty_slabs();
@@ -119,9 +122,13 @@ class alignas(kOwnLines) Lane {
   const bool owned_, arena_;
   RankedMutex mutex_{Rank::kLane};
   BlockCounters::Lane& counters_;
+  LaneCounters& counted_;               // those of its kind
   Slab* with_room_[kSizeClasses] = {};  // all null while asleep, and the lists in hidden_
   Slab* hidden_[kSizeClasses] = {};
+  Slab** heads_ = with_room_;  // where the lists are
   bool asleep_ = false;
+  bool keeps_spares_;  // empty slabs, one a class: not for a stream that may be destroyed, whose event must be recorded
+                       // at once, nor while asleep
   int live_[kSizeClasses] = {};  // live blocks that are, or could be, slots of the class
   std::unique_ptr<Space> space_;
   const void* user_ = nullptr;  // arena: the thread that allocated last

@@ -83,11 +83,10 @@ Status Lane::allocate_extent(size_t bytes, void** pointer, uint64_t birth) {
   space_->extents().range(id).stamp = birth;
   if (bytes <= kLargestMiddle) count_live(size_class(bytes), 1);
   if (arena_) user_ = &this_thread;
-  bool counted = counters_.counters.hand_out(kind(), usage);
-  heap_.note_alloc(address, units * kUnit, stream_);
+  bool counted = counted_.hand_out(usage);
   lock.unlock();
-  if (!counted) block_counters_.settle(&counters_, kind(), usage);
   *pointer = reinterpret_cast<void*>(address);
+  if (__builtin_expect(!counted || heap_.has_listeners(), 0)) tell_hand_out(address, usage, counted);
   return kOk;
 }
 
@@ -104,12 +103,12 @@ Status Lane::deallocate_extent(uint64_t address, pyalloc_freed* freed) {
   if (range.recorded) {
     range.state = RangeState::kPending;
     range.recorded = false;
-    counters_.counters.take_back_pending(kind(), usage);
+    counted_.take_back_pending(usage);
     block_counters_.pending_started(kind(), usage);
     heap_.free_later({space_.get(), id, nullptr, 0, kind(), usage.bytes, {}}, address, stream_);
     return kOk;
   }
-  counters_.counters.take_back(kind(), usage);
+  counted_.take_back(usage);
   heap_.note_free(address, range.length * kUnit, stream_);
   space_->set_start(address, kNoNode);
   forget_extent(range);
@@ -141,7 +140,7 @@ void Lane::end_step() {
     Slab& slab = *space_->slab_at(space_->address(range));
     for (unsigned slot = 0; slot < slab.slots; ++slot) {
       if (!slab.live(slot) || Slab::test(slab.escaped_bits, slot)) continue;
-      Slab::set(slab.escaped_bits, slot);
+      slab.mark(slab.escaped_bits, slot);
       escape(slab.requested(slot));
     }
   }

@@ -40,6 +40,15 @@ constexpr size_t slab_bytes(int index) {
 }
 constexpr size_t slab_slots(int index) { return slab_bytes(index) / class_bytes(index); }
 
+struct SlotsOfSlab {  // slab_slots() without its division
+  int of[kSizeClasses] = {};
+  constexpr SlotsOfSlab() {
+    for (int index = 0; index < kSizeClasses; ++index) of[index] = static_cast<int>(slab_slots(index));
+  }
+  constexpr int operator[](int index) const { return of[index]; }
+};
+inline constexpr SlotsOfSlab kSlotsOfSlab;
+
 static_assert(class_bytes(16) == 9 * kKiB && class_bytes(kSmallClasses - 1) == kLargestSmall);
 static_assert(class_bytes(kSmallClasses) == 17 * kKiB && class_bytes(kSizeClasses - 1) == kLargestMiddle);
 static_assert(slab_slots(0) == kSlabSlots);

@@ -10,21 +10,22 @@
 namespace pyalloc {
 
 struct alignas(64) Slab {
-  // The first cache line is all that most frees and allocations read.
+  // The first cache line is all that most frees and allocations read, besides the slot's unused_bytes.
   uint64_t base = 0;  // address of slot 0
   uint64_t free_bits[2] = {};
-  uint64_t pending_bits[2] = {};   // freed, waiting for events
-  uint64_t recorded_bits[2] = {};  // also used on other streams
   uint32_t slot_bytes = 0;
-  uint32_t inverse = 0;  // 2^31 / units of a slot, rounded up: exact for offsets inside a slab
-
+  uint32_t inverse = 0;                       // 2^31 / units of a slot, rounded up: exact for offsets inside a slab
   Slab *previous = nullptr, *next = nullptr;  // in its lane's list of slabs with room; `next` also links unused records
   NodeId range = kNoNode;
   uint16_t size_class = 0, slots = 0, free_slots = 0;
   bool listed = false;
-  uint16_t tagged_slots = 0;               // live slots that a tag pays for (Space::slot_tag)
-  uint64_t escaped_bits[2] = {};           // in an arena: live slots that outlived the step they were allocated in
+  bool marked = false;  // some slot had a tag or a bit in what follows since the slab was empty
+
   uint16_t unused_bytes[kSlabSlots] = {};  // slot bytes minus requested, of live and pending slots
+  uint64_t pending_bits[2] = {};           // freed, waiting for events
+  uint64_t recorded_bits[2] = {};          // also used on other streams
+  uint64_t escaped_bits[2] = {};           // in an arena: live slots that outlived the step they were allocated in
+  uint16_t tagged_slots = 0;               // live slots that a tag pays for (Space::slot_tag)
 
   uint64_t address(unsigned slot) const { return base + uint64_t{slot} * slot_bytes; }
   size_t requested(unsigned slot) const { return slot_bytes - unused_bytes[slot]; }
@@ -39,7 +40,11 @@ struct alignas(64) Slab {
   static bool test(const uint64_t* bits, unsigned slot) { return (bits[slot / 64] >> (slot % 64) & 1) != 0; }
   static void set(uint64_t* bits, unsigned slot) { bits[slot / 64] |= uint64_t{1} << (slot % 64); }
   static void clear(uint64_t* bits, unsigned slot) { bits[slot / 64] &= ~(uint64_t{1} << (slot % 64)); }
-  bool live(unsigned slot) const { return !test(free_bits, slot) && !test(pending_bits, slot); }
+  void mark(uint64_t* bits, unsigned slot) {
+    set(bits, slot);
+    marked = true;
+  }
+  bool live(unsigned slot) const { return !test(free_bits, slot) && !(marked && test(pending_bits, slot)); }
 
   // All slots free.
   void reset(uint64_t at, NodeId in, int index) {
@@ -63,7 +68,7 @@ struct alignas(64) Slab {
   }
   void give(unsigned slot) {
     set(free_bits, slot);
-    ++free_slots;
+    if (++free_slots == slots) marked = false;
   }
 };
 

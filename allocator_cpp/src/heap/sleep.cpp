@@ -151,7 +151,7 @@ Status DeviceHeap::fall_asleep(uint64_t& released) {
       if (stands && std::find(memories.begin(), memories.end(), one.space) != memories.end()) leaving.push_back(one);
     }
   });
-  if (news_.untold()) tell_mapped();
+  tell_news();
   tell_unmapping(leaving);
   Status status = kOk;
   while_all_locked([&] {
@@ -175,7 +175,7 @@ Status DeviceHeap::fall_asleep(uint64_t& released) {
     self_check();
   });
   if (status != kOk) back_up();
-  if (news_.untold()) tell_mapped();
+  tell_news();
   return status;
 }
 
@@ -281,7 +281,7 @@ void DeviceHeap::wake_up() {
     observe();
     self_check();
   });
-  if (news_.untold()) tell_mapped();
+  tell_news();
   ContextScope scope(context_);
   for (HostCopy& copy : restored) copy.drop();
 }

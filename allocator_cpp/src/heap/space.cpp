@@ -9,7 +9,9 @@ Status Space::create(uint64_t bytes, uint64_t least) {
   constexpr uint64_t kMostBytes = uint64_t{UINT32_MAX} * kUnit / AddressSpace::kRegion * AddressSpace::kRegion;
   Status status = memory_.reserve(std::min(bytes, kMostBytes), std::min(least, kMostBytes));
   if (status != kOk) return status;
-  extents_ = std::make_unique<Extents>(static_cast<uint32_t>(memory_.bytes() / kUnit));
+  // In a lane with slabs what was freed last goes first: it is in the caches, and order would save no memory there.
+  int looks = coarse() || arena() ? Extents::kSortedLooks : 0;
+  extents_ = std::make_unique<Extents>(static_cast<uint32_t>(memory_.bytes() / kUnit), looks);
   size_t cells = memory_.bytes() / cell_bytes();
   if (!packed() && !cells_.create(cells)) cells = 0;
   if (cells == 0 || (!coarse() && !slabs_.create(memory_.bytes() / slab_bytes(0)))) {
@@ -56,7 +58,7 @@ NodeId Space::covering(uint64_t address) const {
     const Range& range = extents_->range(std::prev(after)->second);
     return address < this->address(range) + uint64_t{range.length} * kUnit ? std::prev(after)->second : kNoNode;
   }
-  for (uint64_t cell = offset(address) / cell_bytes() + 1; cell-- > 0;) {
+  for (uint64_t cell = cell_of(address) + 1; cell-- > 0;) {
     NodeId id = cells_[cell];
     if (id == kNoNode) continue;
     if ((id & kSlabCell) != 0) return kNoNode;

@@ -42,11 +42,9 @@ class Ladder {
   bool remove_reclaimer(pyalloc_reclaim_fn fn, void* context);
   void add_observer(pyalloc_oom_fn fn, void* context);
 
-  Status allocate(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
-                  void** pointer) {
-    Status status = heap.allocate(pool, chosen, stream, owned, bytes, pointer);
-    return status != PYALLOC_OUT_OF_MEMORY ? status : insist(heap, pool, chosen, stream, owned, bytes, pointer);
-  }
+  // After a try of the heap that found no memory.
+  Status insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
+                void** pointer);
   Status prepare_lora(DeviceHeap& heap, uint64_t bytes);
   // Pools that sleep get their memory again.
   Status get_up(DeviceHeap& heap, const std::vector<PoolId>& pools, const CopyProgress& progress);
@@ -73,9 +71,6 @@ class Ladder {
     void* context;
   };
 
-  // After a try that found no memory.
-  Status insist(DeviceHeap& heap, PoolId pool, bool chosen, cuda::Stream stream, bool owned, size_t bytes,
-                void** pointer);
   Status climb(Asked asked, DeviceHeap& heap, PoolId pool, size_t bytes, const std::function<Status()>& attempt,
                const std::function<Status()>& borrow);
   // Torch's or the user's. True when `again()` succeeded after one of them; `freed` sums what they said, or, of those
