@@ -1,32 +1,12 @@
-// The packed pools, and the reserve of the lora pool: loads without driver calls on a full device, overflow, preparing.
+// The packed pools, and the reserve of the lora pool: loads without driver calls on a full device, overflow.
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "adapters.h"
 #include "driver/cuda_abi.h"
-#include "pools.h"
 
 using namespace pyalloc;
 using namespace test;
-
-namespace {
-
-int64_t memory_calls() {
-  int64_t sum = 0;
-  for (const char* name : {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"})
-    sum += simgpu_calls(name);
-  return sum;
-}
-
-// All other memory of the device, in blocks that shrink.
-std::vector<void*> fill_device() {
-  std::vector<void*> blocks;
-  for (size_t bytes = kGiB; bytes >= kGranule; bytes /= 2)
-    while (void* block = allocate(bytes)) blocks.push_back(block);
-  return blocks;
-}
-
-}  // namespace
 
 TEST(weights_are_packed_end_to_end) {
   Gpu gpu("memory:8GiB", "slack:0");
@@ -125,46 +105,6 @@ TEST(what_does_not_fit_the_reserve_overflows_or_fails) {
 }
 
 // What is prepared lies beside the reserve, so that the reserve's free memory is none for it.
-TEST(memory_that_cannot_be_prepared_says_why) {
-  Gpu gpu("memory:200MiB", "lora_reserve:64MiB");
-  void* block = allocate(16 * kMiB);
-  CHECK(pyalloc_lora_prepare(0, 160 * kMiB) == PYALLOC_OUT_OF_MEMORY && says("Reason: pinned"));
-  CHECK(pyalloc_lora_prepare(0, 190 * kMiB) == PYALLOC_OUT_OF_MEMORY && says("Reason: capacity"));
-  CHECK_EQ(pyalloc_lora_prepare(0, 120 * kMiB), PYALLOC_OK);
-  deallocate(block);
-}
-
-TEST(a_load_prepared_for_needs_no_driver_call) {
-  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
-  deallocate(allocate(300 * kMiB));
-  CHECK_EQ(pyalloc_lora_prepare(0, 400 * kMiB), PYALLOC_OK);
-  CHECK_EQ(figures(PYALLOC_POOL_LORA).reserve, int64_t{464} * 1024 * 1024);
-  std::vector<void*> others = fill_device();
-  CHECK_EQ(pyalloc_push_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
-  simgpu_reset_calls();
-  std::vector<void*> adapter;
-  for (int i = 0; i < 8; ++i) adapter.push_back(allocate(50 * kMiB));
-  for (void* block : adapter) CHECK(block != nullptr && fill(nullptr, block, 50 * kMiB, 4));
-  CHECK_EQ(memory_calls(), int64_t{0});
-  CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_LORA), PYALLOC_OK);  // the load ends
-  CHECK_EQ(figures(PYALLOC_POOL_LORA).reserve, int64_t{64} * 1024 * 1024);
-  CHECK(valid());
-  for (void* block : adapter) CHECK(holds(block, 50 * kMiB, 4));
-  // The device has no more: refused whole, and the reserve is as it was.
-  CHECK(pyalloc_lora_prepare(0, 100 * kMiB) == PYALLOC_OUT_OF_MEMORY);
-  CHECK_EQ(figures(PYALLOC_POOL_LORA).reserve, int64_t{64} * 1024 * 1024);
-  for (void* block : adapter) deallocate(block);
-  CHECK_EQ(pyalloc_lora_prepare(0, 100 * kMiB), PYALLOC_OK);
-  CHECK_EQ(pyalloc_lora_prepare(0, 0), PYALLOC_OK);  // never mind
-  CHECK_EQ(figures(PYALLOC_POOL_LORA).reserve, int64_t{64} * 1024 * 1024);
-  void* rest = allocate(300 * kMiB);
-  CHECK(rest != nullptr);
-  deallocate(rest);
-  for (void* block : others) deallocate(block);
-  CHECK_EQ(stats().lora_prepares, int64_t{2});
-  CHECK(valid());
-}
-
 TEST(a_reserve_that_cannot_be_had_is_done_without) {
   Gpu gpu("memory:100MiB", "lora_reserve:64MiB");
   void* block = in_pool(PYALLOC_POOL_LORA, 80 * kMiB);
@@ -212,9 +152,9 @@ TEST(the_reserve_passes_between_streams_in_order) {
 TEST(the_reserve_is_found_behind_many_unmapped_holes) {
   Gpu gpu("memory:1GiB", "lora_reserve:64MiB,slack:0");
   deallocate(allocate(512));
+  void* reserve = in_pool(PYALLOC_POOL_LORA, 64 * kMiB);
   CHECK_EQ(pyalloc_lora_prepare(0, 300 * kMiB), PYALLOC_OK);
   CHECK_EQ(pyalloc_push_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
-  void* reserve = allocate(64 * kMiB);
   std::vector<void*> holes, kept;
   for (int i = 0; i < 36; ++i) {
     holes.push_back(allocate(4 * kMiB));
@@ -229,47 +169,6 @@ TEST(the_reserve_is_found_behind_many_unmapped_holes) {
   deallocate(load);
   for (void* block : kept) deallocate(block);
   for (void* block : others) deallocate(block);
-}
-
-TEST(prepared_memory_serves_a_load_on_another_stream) {
-  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
-  deallocate(allocate(512));
-  void* stream = gpu.stream();
-  CHECK_EQ(pyalloc_lora_prepare(0, 96 * kMiB), PYALLOC_OK);
-  CHECK_EQ(figures(PYALLOC_POOL_LORA).used, int64_t{160} * 1024 * 1024);  // on top of the reserve
-  CHECK_EQ(pyalloc_push_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
-  void *first = allocate(60 * kMiB), *second = allocate(36 * kMiB);
-  CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
-  CHECK_EQ(pyalloc_lora_prepare(0, 400 * kMiB), PYALLOC_OK);
-  deallocate(first);
-  deallocate(second);
-  std::vector<void*> others = fill_device(), load;
-  CHECK_EQ(pyalloc_push_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
-  for (int i = 0; i < 8; ++i) load.push_back(allocate(50 * kMiB, stream));
-  CHECK_EQ(pyalloc_pop_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
-  for (void* block : load) {
-    CHECK(block != nullptr);
-    deallocate(block);
-  }
-  CHECK(valid());
-  for (void* block : others) deallocate(block);
-}
-
-TEST(absurd_and_concurrent_preparations) {
-  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
-  deallocate(allocate(512));
-  for (uint64_t bytes : {UINT64_MAX, UINT64_MAX - 1, uint64_t{INT64_MAX}, uint64_t{1} << 50})
-    CHECK_EQ(pyalloc_lora_prepare(0, bytes), PYALLOC_OUT_OF_MEMORY);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i)
-    threads.emplace_back([] {
-      Gpu::use(0);
-      for (int step = 0; step < 300 / kSlowdown; ++step) pyalloc_lora_prepare(0, 100 * kMiB);
-    });
-  for (std::thread& thread : threads) thread.join();
-  CHECK_EQ(pyalloc_lora_prepare(0, 0), PYALLOC_OK);
-  CHECK(valid());
-  CHECK_EQ(figures(PYALLOC_POOL_LORA).used, int64_t{64} * 1024 * 1024);
 }
 
 TEST(a_limit_of_the_lora_pool_below_the_reserve_holds) {

@@ -5,6 +5,7 @@ Small ones: Llama-3.2-1B, q_proj and v_proj, bf16, ranks 8 to 128 (1.6 to 26 MiB
 but the reserve of 64 MiB is full; torch's allocators get the same 64 MiB free, and where they cannot load they must
 unload another adapter first. Large ones, with --adapters TRACE: those of the trace's rows tagged `adapter`, which do
 not fit the reserve, on a device with 6 GiB free: overflowing to the general pool, and prepared for with lora_prepare().
+External fragmentation of the lora pool is that after each load, where at least 1 % of the pool is free.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def summary(what: str, allocator: str, raw: dict[str, Any]) -> dict[str, Any]:
         "p99_us": round(times[(99 * len(times) - 1) // 100], 1),
         "modelled_p50_us": round(median(modelled), 1),
         "modelled_worst_us": round(modelled[-1], 1),
+        "preparing_worst_us": round(raw["preparing_worst_us"], 1),
         "driver_calls": raw["calls"],
         "unloaded_first": raw["made_room"],
         "external_mean": round(raw["external_mean"], 4) if allocator == "pyalloc" else None,
@@ -117,8 +119,8 @@ def summary(what: str, allocator: str, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(results: list[dict[str, Any]]) -> str:
-    header = ["adapters", "allocator", "loads", "p50 us", "p99 us", "driver p50 us", "worst", "calls", "unloaded first"]
-    header += ["external", "most", "overflowed"]
+    header = ["adapters", "allocator", "loads", "p50 us", "p99 us", "driver p50 us", "worst", "preparing", "calls"]
+    header += ["unloaded first", "external", "most", "overflowed"]
     return output.table(header, [list(one.values()) for one in results])
 
 

@@ -152,8 +152,9 @@ HandleId Backing::steal(const AddressSpace& space, uint32_t most, StreamIndex st
 // Slots behind `last` to which a new handle may reach: none has ever been used. Only where the device has room for
 // handles of the largest size.
 uint32_t Backing::unused_behind(const AddressSpace& space, uint32_t last) const {
-  if (!policy_.reach_ahead || space.one_stream || space.kept || space.slab_slots > 1 || space.whole_blocks ||
-      last < space.highest_used() || largest_handle() < kHandleSizes[0] || !may_split(kHandleSizes[0]))
+  if (!policy_.reach_ahead || space.one_stream || space.kept || space.exact || space.slab_slots > 1 ||
+      space.whole_blocks || last < space.highest_used() || largest_handle() < kHandleSizes[0] ||
+      !may_split(kHandleSizes[0]))
     return 0;
   uint32_t end = std::min(last + kHandleSizes[0], space.slots()), next = last + 1;
   while (next < end && !space.slot(next).stale) ++next;
@@ -341,10 +342,10 @@ Status Backing::commit(AddressSpace& space, uint64_t offset, uint64_t bytes, Str
   auto first = static_cast<uint32_t>(offset / space.granule_bytes()),
        last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
   std::vector<Run> missing;
-  // Memory shared with a neighbour gets a handle of its own, unless splitting handles is harmless.
-  bool apart = !may_split(2 * kHandleSizes[0]);
+  // Memory shared with a neighbour, now or later, gets a handle of its own, unless splitting handles is harmless.
+  bool apart = space.exact || !may_split(2 * kHandleSizes[0]);
   bool first_apart = apart && offset % space.granule_bytes() != 0;
-  bool last_apart = apart && (offset + bytes) % space.granule_bytes() != 0;
+  bool last_apart = apart && (space.exact || (offset + bytes) % space.granule_bytes() != 0);
   int64_t newly_used = 0;
   bool extends = false;  // whether the next missing slot may lengthen the last run
   for (uint32_t index = first; index <= last;) {

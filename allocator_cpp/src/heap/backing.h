@@ -106,6 +106,9 @@ class Backing {
   uint64_t give_back(int64_t idle_before_ms, size_t most);
   // Gives back what is idle in one space.
   uint64_t give_back(const AddressSpace& space);
+  // Puts what is idle in an exact space, and finished, on the shelf, but for handles that [offset, offset + bytes) can
+  // use as they are.
+  void shelve_around(const AddressSpace& space, uint64_t offset, uint64_t bytes);
   // Lets device `peer` use every mapping, those that stand and those to come.
   Status add_peer(int peer);
   // The devices that may use every mapping: the own one, and its peers.
@@ -171,8 +174,9 @@ class Backing {
   HandleId steal(const AddressSpace& space, uint32_t most, StreamIndex stream, HandleId (&next)[kHandleKinds]);
   Status find_whole(const Run& missing, std::vector<Found>& found);
   int64_t break_up(int64_t wanted, bool singles = false);
-  void return_idle(std::vector<HandleId> due);
-  void depart(HandleId id);
+  std::vector<HandleId> finished_idle(const AddressSpace& space) const;
+  void return_idle(std::vector<HandleId> due, bool to_shelf = false);
+  void depart(HandleId id, bool give_back);
   void undo(std::vector<Stale> due);
   std::vector<Placement> placements_in(const AddressSpace& space, uint32_t first, uint32_t end) const;
   void note_stuck(AddressSpace& space, const std::vector<Placement>& stuck);

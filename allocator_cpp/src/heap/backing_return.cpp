@@ -97,11 +97,11 @@ void Backing::undo_departures(std::vector<Stale> departures) {
 }
 
 // An idle handle leaves its address: what happens to one that is stolen, but that nobody has it yet.
-void Backing::depart(HandleId id) {
+void Backing::depart(HandleId id, bool give_back) {
   granules_.take_idle(id);
   const Handle& handle = granules_.handle(id);
   AddressSpace& space = *spaces_[handle.space];
-  departures_.push_back({&space, handle.slot, handle.granules, id, Uses{}, true});
+  departures_.push_back({&space, handle.slot, handle.granules, id, Uses{}, give_back});
   for (uint32_t index = handle.slot; index < handle.slot + handle.granules; ++index) {
     space.set_unmapped(index);
     space.slot(index).stale = true;
@@ -111,10 +111,10 @@ void Backing::depart(HandleId id) {
   granules_.put_on_shelf(id);
 }
 
-// Unmaps and releases idle handles, a run of neighbours with one unmap.
-void Backing::return_idle(std::vector<HandleId> due) {
+// Unmaps idle handles, a run of neighbours with one unmap, and releases them or puts them on the shelf.
+void Backing::return_idle(std::vector<HandleId> due, bool to_shelf) {
   if (news_.tells_first()) {
-    for (HandleId id : due) depart(id);
+    for (HandleId id : due) depart(id, !to_shelf);
     return;
   }
   auto at = [&](HandleId id) -> const Handle& { return granules_.handle(id); };
@@ -132,7 +132,11 @@ void Backing::return_idle(std::vector<HandleId> due) {
       for (; i < end; ++i) {
         granules_.take_idle(due[i]);
         granules_.unmapped(due[i]);
-        granules_.release(due[i]);
+        if (to_shelf) {
+          granules_.put_on_shelf(due[i]);
+        } else {
+          granules_.release(due[i]);
+        }
       }
     }
     i = end;
@@ -165,10 +169,7 @@ int64_t Backing::break_up(int64_t wanted, bool singles) {
   return before - granules_.held();
 }
 
-uint64_t Backing::give_back(const AddressSpace& space) {
-  if (!may_unmap()) return 0;
-  int64_t before = granules_.held();
-  full_at_ = INT64_MAX;
+std::vector<HandleId> Backing::finished_idle(const AddressSpace& space) const {
   std::vector<HandleId> due;
   for (uint32_t index = 0; index < space.highest_used();) {
     HandleId id = space.slot(index).handle;
@@ -176,8 +177,30 @@ uint64_t Backing::give_back(const AddressSpace& space) {
     index += id == 0 ? 1 : handle.granules;
     if (id != 0 && handle.idle && !handle.pinned && handle.stale == 0 && finished(handle.all_uses())) due.push_back(id);
   }
-  return_idle(std::move(due));
+  return due;
+}
+
+uint64_t Backing::give_back(const AddressSpace& space) {
+  if (!may_unmap()) return 0;
+  int64_t before = granules_.held();
+  full_at_ = INT64_MAX;
+  return_idle(finished_idle(space));
   return static_cast<uint64_t>(before - granules_.held()) * granules_.granule_bytes();
+}
+
+void Backing::shelve_around(const AddressSpace& space, uint64_t offset, uint64_t bytes) {
+  if (!may_unmap()) return;
+  std::vector<HandleId> due = finished_idle(space);
+  auto stays = [&](HandleId id) {
+    const Handle& handle = granules_.handle(id);
+    uint64_t first = handle.slot * space.granule_bytes(), end = first + handle.granules * space.granule_bytes();
+    bool overlaps = first < offset + bytes && offset < end;
+    if (overlaps && news_.tells_first()) return true;  // its addresses would have to wait until that is told
+    bool has_last = end >= offset + bytes && handle.granules > 1;
+    return covers(space, offset, bytes, handle) && !has_last;
+  };
+  due.erase(std::remove_if(due.begin(), due.end(), stays), due.end());
+  return_idle(std::move(due), true);
 }
 
 uint64_t Backing::give_back(int64_t idle_before_ms, size_t most) {

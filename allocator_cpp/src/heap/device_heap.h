@@ -302,9 +302,9 @@ class DeviceHeap {
   Status try_to_get_up(const std::vector<PoolId>& pools, CopyProgress progress);
   Status set_aside_for_lora(uint64_t bytes);
   void end_prepared();
-  static constexpr uint64_t kNowhere = UINT64_MAX;
+  Choice prepared_fit(const Space& space, uint32_t units, StreamIndex stream) const;
   Choice mapped_fit(const Space& space, uint32_t units, StreamIndex stream) const;
-  uint64_t find_clean(const Space& space, uint64_t from, uint64_t bytes) const;
+  Reserve find_clean(const Space& space, uint64_t from, uint64_t bytes) const;
   Status place_whole(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed);
   Choice whole_fit(const Space& space, uint32_t units, StreamIndex stream, bool foreign) const;
   Choice unmapped_fit(const Space& space, uint32_t units) const;
@@ -422,6 +422,7 @@ class DeviceHeap {
   PoolId next_private_pool_ = kMostPools;
   uint64_t pool_lives_ = 0;
   Reserve lora_reserve_, lora_prepared_;  // of the lora pool
+  NodeId prepared_rest_ = kNoNode;        // where the last block of a prepared load ended; a guess: ranges come and go
   std::deque<Lane> lanes_;
   std::deque<std::unique_ptr<Lifetimes>> lifetimes_;  // by stream
   // By a hash of the pool and the stream, the lane seen there last: the hot path takes no lock to find one. Only of

@@ -10,8 +10,11 @@ namespace pyalloc {
 
 // The touches themselves are made by commit and uncommit.
 void DeviceHeap::keep(Pool& pool, Reserve& which, Reserve now) {
-  pool.coarse.kept_slots += now.bytes / granule_bytes_;
-  pool.coarse.kept_slots -= which.bytes / granule_bytes_;
+  auto slots = [this](const Reserve& one) {
+    return one.bytes == 0 ? 0 : (one.offset + one.bytes - 1) / granule_bytes_ - one.offset / granule_bytes_ + 1;
+  };
+  pool.coarse.kept_slots += slots(now);
+  pool.coarse.kept_slots -= slots(which);
   which = now;
 }
 
@@ -30,6 +33,7 @@ void DeviceHeap::open_reserve(uint64_t bytes) {
     StreamIndex stream = clocks_.index_of(nullptr, true);
     status = backing_.commit(pool->coarse.memory(), 0, wanted, stream);
     if (status == kOk) keep(*pool, lora_reserve_, {0, wanted});
+    pool->coarse.memory().exact = true;
     observe();
   }
   if (status != kOk)
@@ -40,21 +44,25 @@ void DeviceHeap::open_reserve(uint64_t bytes) {
 }
 
 // Addresses of `bytes` behind the reserve that are free and wait for nobody: the low end of the shortest range of such,
-// so that what an adapter left is taken by one of its size.
-uint64_t DeviceHeap::find_clean(const Space& space, uint64_t from, uint64_t bytes) const {
+// so that what an adapter left is taken by one of its size. They begin where a neighbour ends and so share its last
+// granule, and end with a granule where there is room for that: the parts of an adapter are rounded one by one.
+DeviceHeap::Reserve DeviceHeap::find_clean(const Space& space, uint64_t from, uint64_t bytes) const {
   const Extents& extents = space.extents();
-  uint64_t found = kNowhere, shortest = UINT64_MAX;
+  Reserve found;
+  uint64_t shortest = UINT64_MAX;
   for (NodeId id = extents.first(); id != kNoNode; id = extents.range(id).next) {
     const Range& range = extents.range(id);
     if (range.state != RangeState::kFree || range.owner != kClean) continue;
-    uint64_t start = std::max(from, align_up(uint64_t{range.start} * kUnit, granule_bytes_));
+    uint64_t start = std::max(from, uint64_t{range.start} * kUnit);
     uint64_t end = (uint64_t{range.start} + range.length) * kUnit;
-    if (end - start >= shortest) continue;
-    for (uint64_t at = start; at < end && start + bytes <= end; at += granule_bytes_) {
-      if (space.memory().slot(static_cast<uint32_t>(at / granule_bytes_)).stale) start = at + granule_bytes_;
-      if (at + granule_bytes_ < start + bytes) continue;
-      found = start;
+    if (end < start || end - start >= shortest) continue;
+    for (uint64_t at = start; at < end && start + bytes <= end;) {
+      uint64_t next = align_down(at, granule_bytes_) + granule_bytes_;
+      if (space.memory().slot(static_cast<uint32_t>(at / granule_bytes_)).stale) start = next;
+      at = next;
+      if (at < start + bytes) continue;
       shortest = end - start;
+      found = {start, std::min(align_up(start + bytes, granule_bytes_), end) - start};
       break;
     }
   }
@@ -75,17 +83,22 @@ Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   if (pool.sleep.rest != Rest::kAwake) return refuse_asleep(pool);
   refused_by(kNoPool, false);
   if (bytes > pool.coarse.memory().bytes() / 2) return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
-  uint64_t wanted = align_up(bytes, granule_bytes_);
   ContextScope scope(context_);
   clean_finished(pool.coarse);
   backing_.undo_stale(SIZE_MAX);
-  uint64_t offset = find_clean(pool.coarse, lora_reserve_.bytes, wanted);
-  if (offset == kNowhere) return fail(PYALLOC_OUT_OF_MEMORY, "the lora pool has no addresses left for it");
+  Reserve wanted = find_clean(pool.coarse, lora_reserve_.bytes, align_up(bytes, kUnit));
+  if (wanted.bytes == 0) return fail(PYALLOC_OUT_OF_MEMORY, "the lora pool has no addresses left for it");
   if (backing_.granules().idle() > 0) backing_.poll_streams();
+  // What adapters left elsewhere, or would share a handle with this one, is put together from the shelf, by whoever needs
+  // it next: so the pool's free memory does not lie about in pieces.
+  backing_.shelve_around(pool.coarse.memory(), wanted.offset, wanted.bytes);
   // The null stream asks for it; whoever uses it later is ordered after its earlier uses, which Backing remembers.
-  Status status = backing_.commit(pool.coarse.memory(), offset, wanted, clocks_.index_of(nullptr, true));
+  StreamIndex stream = clocks_.index_of(nullptr, true);
+  Status status = backing_.commit(pool.coarse.memory(), wanted.offset, wanted.bytes, stream);
   if (status == kOk) {
-    keep(pool, lora_prepared_, {offset, wanted});
+    keep(pool, lora_prepared_, wanted);
+    prepared_rest_ = pool.coarse.extents().free_range_over(static_cast<uint32_t>(wanted.offset / kUnit),
+                                                           static_cast<uint32_t>(wanted.bytes / kUnit));
     count(counters_.lora_prepares);
     note_event(EventKind::prepare, device_, pool.id, static_cast<int64_t>(bytes));
   } else {
@@ -112,6 +125,20 @@ void DeviceHeap::end_prepared() {
   keep(pool, lora_prepared_, {});
   observe();
   self_check();
+}
+
+// The next place in what was prepared for the load that is under way.
+DeviceHeap::Choice DeviceHeap::prepared_fit(const Space& space, uint32_t units, StreamIndex stream) const {
+  const Extents& extents = space.extents();
+  if (lora_prepared_.bytes == 0 || !extents.is_range(prepared_rest_)) return {};
+  const Range& range = extents.range(prepared_rest_);
+  if (range.state != RangeState::kFree || (range.owner != stream && range.owner != kClean)) return {};
+  uint64_t start = std::max(uint64_t{range.start} * kUnit, lora_prepared_.offset);
+  uint64_t end = std::min((uint64_t{range.start} + range.length) * kUnit, lora_prepared_.offset + lora_prepared_.bytes);
+  if (start + uint64_t{units} * kUnit > end) return {};
+  Choice choice{prepared_rest_, static_cast<uint32_t>(start / kUnit), {}};
+  choice.cost = cost_of(space, choice.start, units, stream);
+  return choice.cost.impossible ? Choice{} : choice;
 }
 
 // The shortest range, of those first in the bins, whose low end is mapped: what a load finds nearly always.
@@ -141,8 +168,8 @@ DeviceHeap::Choice DeviceHeap::mapped_fit(const Space& space, uint32_t units, St
   return choice;
 }
 
-// A block of the lora pool while there is a reserve: only where memory is mapped already, in a short mapped run that
-// fits; own and clean ranges first, then, after a wait on the GPU, those of other streams.
+// A block of the lora pool while there is a reserve: in what was prepared, so that the reserve stays for others, else
+// where memory is mapped already, in a short mapped run that fits; own and clean ranges first, then, after a wait on the GPU, those of other streams.
 Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed) {
   Extents& extents = space.extents();
   const AddressSpace& memory = space.memory();
@@ -170,7 +197,9 @@ Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream
     }
     return choice;
   };
-  Choice choice = mapped_fit(space, units, stream);
+  Choice choice = prepared_fit(space, units, stream);
+  bool prepared = choice.range != kNoNode;
+  if (!prepared) choice = mapped_fit(space, units, stream);
   ContextScope scope(context_, choice.range == kNoNode || choice.cost.waits);
   if (choice.range == kNoNode) choice = shortest(false);
   if (choice.range == kNoNode) {
@@ -184,7 +213,11 @@ Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream
       if (!clocks_.wait(stream, range.owner, range.stamp)) choice = {};
     }
   }
-  if (choice.range != kNoNode) return put(space, choice, units, stream, RangeState::kLive, requested, placed);
+  if (choice.range != kNoNode) {
+    Status status = put(space, choice, units, stream, RangeState::kLive, requested, placed);
+    if (prepared && status == kOk) prepared_rest_ = extents.range(placed).next;
+    return status;
+  }
   refused_by(kNoPool, false);
   return fail(PYALLOC_OUT_OF_MEMORY, "%s", kReserveFull);
 }

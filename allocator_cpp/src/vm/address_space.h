@@ -61,6 +61,9 @@ class AddressSpace {
   bool one_stream = false;
   // Set where a block over a granule has memory of one handle (contiguous pools): handles do not reach beyond blocks.
   bool whole_blocks = false;
+  // Handles do not reach beyond what was asked for, and the last granule, in which the next block may begin, has one of
+  // its own: what is prepared for an adapter goes whole when the adapter does.
+  bool exact = false;
   // Every mapped slot is touched once more than blocks do, so that no memory here becomes idle (Backing::keep).
   bool kept = false;
   // Blocks here are used by CUDA graphs, which may be replayed on any stream: memory that comes here must be finished
