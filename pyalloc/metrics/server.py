@@ -14,6 +14,7 @@ import socket
 import socketserver
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _REQUEST_TIMEOUT_S: Final = 10  # a client that sends nothing keeps a thread so long
+_PAUSE_S: Final = 0.1  # between tries while a connection cannot be taken
 _EXPECTED: Final = "expected one of this host's, such as 127.0.0.1, ::1 or 0.0.0.0 (all)"
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -93,6 +95,14 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # While the process has no descriptors left, the client stays in the queue and is tried again at once.
+            time.sleep(_PAUSE_S)
+            raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # else the client went away

@@ -1,4 +1,5 @@
 // Sharing memory with what is no handle, damaged handles, driver calls that fail one after the other, and receivers that fall silent.
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -134,23 +135,73 @@ TEST(the_driver_refuses_to_export) {
   CHECK(std::strstr(pyalloc_last_error(), "cuMemExportToShareableHandle") != nullptr);
 }
 
+namespace {
+
+// A receiver that says nothing.
+class Silent {
+ public:
+  Silent() : socket_(socket(AF_UNIX, SOCK_SEQPACKET, 0)) {}
+  ~Silent() { close(socket_); }
+  void connect_to(const Handle& handle) {
+    uint64_t name = 0;
+    std::memcpy(&name, handle.bytes + 24, sizeof name);
+    sockaddr_storage storage{};
+    storage.ss_family = AF_UNIX;
+    auto* path = reinterpret_cast<char*>(&storage) + sizeof(sa_family_t);
+    int length = std::snprintf(path + 1, 60, "pyalloc-%016llx", static_cast<unsigned long long>(name));
+    CHECK_EQ(connect(socket_, reinterpret_cast<sockaddr*>(&storage),
+                     static_cast<socklen_t>(sizeof(sa_family_t) + 1 + static_cast<size_t>(length))),
+             0);
+  }
+  // Whether the other side ends the connection, once this one has.
+  bool is_left() {
+    shutdown(socket_, SHUT_WR);
+    char byte = 0;
+    return recv(socket_, &byte, 1, 0) == 0;
+  }
+
+ private:
+  int socket_;
+};
+
+int64_t processor_ms() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+}  // namespace
+
 TEST(a_receiver_that_falls_silent_does_not_hold_up_the_end) {
   Session session;
   void* block = allocate(kMiB);
   Handle handle = share(block);
   CHECK_EQ(deallocate(block), PYALLOC_OK);
-  // Says nothing: the thread waits for its request when the process wants to end.
-  uint64_t name = 0;
-  std::memcpy(&name, handle.bytes + 24, sizeof name);
-  sockaddr_storage storage{};
-  storage.ss_family = AF_UNIX;
-  auto* path = reinterpret_cast<char*>(&storage) + sizeof(sa_family_t);
-  int length = std::snprintf(path + 1, 60, "pyalloc-%016llx", static_cast<unsigned long long>(name));
-  int silent = socket(AF_UNIX, SOCK_SEQPACKET, 0);
-  CHECK_EQ(connect(silent, reinterpret_cast<sockaddr*>(&storage),
-                   static_cast<socklen_t>(sizeof(sa_family_t) + 1 + static_cast<size_t>(length))),
-           0);
+  Silent receiver;
+  receiver.connect_to(handle);  // the thread waits for its request when the process wants to end
   usleep(50000);
   CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
-  close(silent);
+}
+
+TEST(without_descriptors_receivers_wait_and_the_thread_sleeps) {
+  Session session;
+  void* block = allocate(kMiB);
+  Handle handle = share(block);
+  CHECK_EQ(deallocate(block), PYALLOC_OK);
+  Silent early, late;
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit none{3, before.rlim_max};  // 0 to 2 are in use
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  early.connect_to(handle);
+  int64_t used = processor_ms();
+  usleep(500000);
+  CHECK(processor_ms() - used < 200);
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  CHECK(early.is_left());
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  late.connect_to(handle);
+  usleep(20000);
+  CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);  // does not wait for descriptors
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -82,6 +84,25 @@ def test_clients_that_go_away_or_talk_nonsense(server: MetricsServer, capfd: pyt
         client.close()
     assert get(server, "/metrics")[0] == 200
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_without_descriptors_a_client_waits_and_the_server_sleeps(server: MetricsServer) -> None:
+    page().write()
+    client = socket.socket()
+    client.settimeout(10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # 0 to 2 are in use
+    try:
+        client.connect(("127.0.0.1", server.port))
+        used = time.process_time()
+        time.sleep(0.5)
+        used = time.process_time() - used
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with client:
+        assert used < 0.2
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.0 200 OK")
 
 
 def test_many_scrapes_at_once(server: MetricsServer) -> None:

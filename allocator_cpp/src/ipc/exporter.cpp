@@ -17,6 +17,7 @@ namespace pyalloc {
 namespace {
 
 constexpr int kPatience = 5000;  // milliseconds for a receiver's next message
+constexpr int kPause = 100;      // milliseconds between tries while a connection cannot be taken
 
 bool fill_random(void* to, size_t bytes) { return getrandom(to, bytes, 0) == static_cast<ssize_t>(bytes); }
 
@@ -121,6 +122,8 @@ void Exporter::run() {
     if (stopping_) return;
     if (waits[1].revents != 0) {
       Descriptor connection(accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC));
+      // While the process has no descriptors left, the receiver stays in the queue and poll() returns at once.
+      if (!connection) poll(waits, 1, kPause);
       if (connection && same_user(connection.number())) serve(connection);
     }
     if (waits[2].revents != 0) {  // whoever could take the other end may trace this process: it is of this user
