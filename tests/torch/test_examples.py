@@ -22,6 +22,7 @@ def run(arguments: list[str], folder: Path, env: dict[str, str] | None = None) -
         command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300, check=False
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "FutureWarning" not in finished.stderr, finished.stderr
     return finished
 
 
