@@ -138,6 +138,7 @@ class Library:
             "bills_json",
             "snapshot_fields_json",
             "page_fields_json",
+            "stats_page_path",
         ):
             function = getattr(self._dll, f"pyalloc_{name}")
             function.restype = ctypes.c_size_t
@@ -154,15 +155,18 @@ class Library:
             message = self._dll.pyalloc_last_error()
             raise _ERRORS.get(status, errors.PyallocError)(message.decode(errors="replace"))
 
-    def _json(self, function: Callable[[Any, int], int]) -> Any:
-        """Calls a function that fills a buffer with JSON and returns the length it needs, until the buffer holds it."""
+    def _text(self, function: Callable[[Any, int], int]) -> bytes:
+        """Calls a function that fills a buffer with text and returns the length it needs, until the buffer holds it."""
         capacity = 4096
         while True:
             buffer = ctypes.create_string_buffer(capacity)
             needed = int(function(buffer, capacity))
             if needed < capacity:
-                return json.loads(buffer.value.decode())
+                return buffer.value
             capacity = needed + 1
+
+    def _json(self, function: Callable[[Any, int], int]) -> Any:
+        return json.loads(self._text(function).decode())
 
     def version(self) -> str:
         """The library's version, as the package's."""
@@ -432,6 +436,10 @@ class Library:
             words = memoryview(array).cast("B").cast("q")[: count.value * len(fields)]
             columns.append({field["name"]: words[at :: len(fields)].tolist() for at, field in enumerate(fields)})
         return columns[0], columns[1]
+
+    def stats_page_path(self) -> str | None:
+        """The file of this process's stats page, or None: before the first allocation, or where it writes none."""
+        return os.fsdecode(self._text(self._dll.pyalloc_stats_page_path)) or None
 
     @functools.cached_property
     def page_fields(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ compile the bridge.
 import ctypes
 import json
 import logging
+import os
 import platform
 import re
 import sys
@@ -14,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from . import _native, allocator, bridge_build, config, errors, instrumentation, torch_options
+from . import _native, allocator, bridge_build, config, errors, instrumentation, stats_page, torch_options, user_folder
 from ._version import __version__
 
 _VMM_SUPPORTED: Final = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -37,6 +38,7 @@ def examine(libraries: bool = False) -> dict[str, Any]:
         "driver": _guarded(_driver),
         "devices": _guarded(_devices),
         "bridge": _guarded(_bridge),
+        "stats_page": _guarded(_stats_page),
         "options": _guarded(_options),
         "torch_options": _guarded(_torch_options),
         "virtuals_not_covered": _guarded(_uncovered_virtuals),
@@ -138,9 +140,27 @@ def _options() -> list[dict[str, Any]]:
     return allocator.describe_options()
 
 
+def _option_values() -> dict[str, str]:
+    return {option["key"]: option["value"] for option in _options()}
+
+
+def _stats_page() -> dict[str, Any]:
+    values = _option_values()
+    facts: dict[str, Any] = {
+        "state": "on" if values["stats_page"] == values["maintenance"] == "on" else "off",
+        "folder": str(user_folder.user_folder(os.geteuid())),
+        "page": _native.library().stats_page_path(),  # of this process, once it has allocated
+    }
+    try:
+        if facts["state"] == "on":
+            user_folder.made_user_folder()  # as a program would
+        return {**facts, "pages": len(stats_page.page_files())}
+    except (OSError, errors.PyallocError) as error:
+        return {**facts, "error": str(error)}
+
+
 def _instrumentation(libraries: bool) -> dict[str, Any]:
-    switch = next(option["value"] for option in _options() if option["key"] == "instrument")
-    return {"state": switch, "libraries": instrumentation.survey(libraries)}
+    return {"state": _option_values()["instrument"], "libraries": instrumentation.survey(libraries)}
 
 
 def _torch_options() -> list[dict[str, str]]:
@@ -196,6 +216,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
             )
         )
     lines.extend(_instrumentation_lines(report["instrumentation"]))
+    lines.extend(_stats_page_lines(report["stats_page"]))
     lines.extend(_option_lines(report["options"]))
     lines.extend(_torch_option_lines(report["torch_options"]))
     lines.append(
@@ -232,6 +253,19 @@ def _instrumentation_lines(instrumentation: dict[str, Any]) -> list[str]:
         counts = ", ".join(f"{len(functions)} {pool}" for pool, functions in library["wraps"].items())
         lines.append(f"  {name:12}  {library['version']}: {counts or 'none'}")
         lines.extend(f"  {'':12}  PROBLEM: {reason}" for reason in library["missing"])
+    return lines
+
+
+def _stats_page_lines(page: dict[str, Any]) -> list[str]:
+    if "folder" not in page:
+        return [f"stats page PROBLEM: {page['error']}"]
+    what = "written to a file in" if page["state"] == "on" else "not written; those of other programs are in"
+    there = f" ({page['pages']} there now)" if "pages" in page else ""
+    lines = [f"stats page {page['state']}: {what} {page['folder']}{there}"]
+    if page["page"]:
+        lines.append(f"{'':9}of this process: {page['page']}")
+    if "error" in page:
+        lines.append(f"{'':9}PROBLEM: {page['error']}")
     return lines
 
 

@@ -129,3 +129,24 @@ def test_a_killed_program_leaves_its_last_figures(tmp_path: Path) -> None:
     assert " died " in shown.stdout
     subprocess.run([*top, "--prune"], env=environment, check=True)
     assert list(tmp_path.glob("pyalloc-*/*-*-*")) == []
+
+
+def test_doctor_in_the_program_names_its_page(run_on_simgpu: Run, tmp_path: Path) -> None:
+    done = run_on_simgpu(
+        """
+        import ctypes, os, torch, pyalloc
+        from pyalloc import doctor
+        pyalloc.enable()
+        x = torch.empty(1, device="cuda")
+        assert ctypes.CDLL(pyalloc.library_path()).pyalloc_publish_stats_page() == 0
+        facts = doctor.examine()["stats_page"]
+        assert os.path.dirname(facts["page"]) == facts["folder"] and os.listdir(facts["folder"]) == [
+            os.path.basename(facts["page"])
+        ]
+        doctor.main(as_json=False)
+        print(facts["page"])
+        """,
+        env={"PYALLOC_SHARED_FOLDER": str(tmp_path)},
+    )
+    lines = done.stdout.splitlines()
+    assert f"{'':9}of this process: {lines[-1]}" in lines
