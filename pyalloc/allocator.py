@@ -119,8 +119,9 @@ def enable(
     - A refusal is torch's own torch.OutOfMemoryError; pyalloc's reason is added as a note (Python 3.11 and newer), and
       is in oom_report(). Torch holds its lock while it asks for a segment: on_oom functions are asked by
       lora_prepare() alone, and on_unmap() is refused.
-    - Nothing is chosen without a scope: `instrument` and `predict_lifetimes` do nothing. Tags are not charged, and
-      escapes() counts the segments that a step leaves to torch.
+    - Nothing is chosen without a scope: `instrument` and `predict_lifetimes` do nothing, nor does `sample_stacks`; a
+      logged line names those that were asked for. Tags are not charged, and escapes() counts the segments that a step
+      leaves to torch.
     - Inside the capture of a CUDA graph a scope does nothing. PYTORCH_NO_CUDA_MEMORY_CACHING goes around all pools.
     - A pool's tensors cannot be shared with other processes (CUDA error: invalid argument), nor copied between devices
       that cannot reach each other's memory.
@@ -268,7 +269,7 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
         if unmapping.registered():
             raise errors.StateError(unmapping.NOT_WITH_POOLS)
         torch_pools.install(library)
-        _say_what_is_not_sampled(values)
+        _say_what_pools_lack(library, arguments)
         return Enabled("pools", "mode:pools", arguments, text, values)
     _check_state()
     _read_torch_configuration()
@@ -299,6 +300,19 @@ def _install(library: _native.Library, arguments: str, text: str) -> Enabled | N
 def _say_what_is_not_sampled(values: dict[str, str]) -> None:
     if values["sample_stacks"] != "0":
         _log.warning("sample_stacks:%s has no effect without the torch bridge", values["sample_stacks"])
+
+
+def _say_what_pools_lack(library: _native.Library, arguments: str) -> None:
+    """A line about options that somebody set to what mode:pools does not do."""
+    lacks = {"bridge": "require", "instrument": "on", "predict_lifetimes": "on"}
+    idle = [
+        f"{one.key}:{one.value}"
+        for one in config.options(library, arguments)
+        if one.origin != "default"
+        and (lacks.get(one.key) == one.value or (one.key == "sample_stacks" and one.value != "0"))
+    ]
+    if idle:
+        _log.warning("with mode:pools, which leaves torch its allocator, this has no effect: %s", ", ".join(idle))
 
 
 def _read_torch_configuration() -> None:

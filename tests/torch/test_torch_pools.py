@@ -263,3 +263,17 @@ def test_doctor_knows(run_on_simgpu: Run) -> None:
     assert "not needed with mode:pools" in done.stdout
     assert "expandable_segments" not in done.stdout  # torch's own allocator follows it
     assert "PROBLEM" not in done.stdout
+
+
+def test_options_that_have_no_effect_are_named(run_on_simgpu: Run) -> None:
+    says = "with mode:pools, which leaves torch its allocator, this has no effect: "
+    enables = "import pyalloc; assert pyalloc.enable(mode='pools', predict_lifetimes=True, limit='4GiB')"
+    done = run_on_simgpu(enables, env={"PYALLOC_CONF": "instrument:on,bridge:require,sample_stacks:1MiB,decay:0"})
+    (line,) = [line for line in done.stderr.splitlines() if "no effect" in line]
+    assert line.endswith(says + "bridge:require, predict_lifetimes:on, sample_stacks:1048576, instrument:on")
+    # What the mode does anyway, and what nobody asked for, is no news.
+    done = run_on_simgpu(
+        "import pyalloc; assert pyalloc.enable(mode='pools', instrument=False)",
+        env={"PYALLOC_CONF": "bridge:off,predict_lifetimes:off,sample_stacks:0"},
+    )
+    assert "no effect" not in done.stderr
