@@ -375,6 +375,10 @@ def _say_what_becomes_of_torch_options(in_force: dict[str, str]) -> None:
 
 
 def describe_options() -> list[dict[str, Any]]:
-    """Every option with value, default, origin and help, for `pyalloc doctor`."""
+    """Every option with value, default, origin and help. A call of enable() counts as its argument enable:on."""
     arguments = _enabled.arguments if _enabled is not None else ""
-    return [vars(option) for option in config.options(_native.library(), arguments)]
+    options = [vars(option) for option in config.options(_native.library(), arguments)]
+    for option in options:
+        if option["key"] == "enable" and option["value"] == "off" and _enabled is not None:
+            option.update(value="on", origin="argument")
+    return options

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from .._native import Library, library
 from .._version import __version__
-from ..allocator import enabled_state
+from ..allocator import describe_options, enabled_state
 from ..attribution import bills
-from ..config import values as option_values
 from ..device_account import Ledger, ledger
 from ..devices import MOST_DEVICES
 from ..out_of_memory import oom_report
@@ -56,7 +55,7 @@ def snapshot(*, sites: bool = True) -> Snapshot:
         program=Path(sys.argv[0]).name if getattr(sys, "argv", None) else "",
         versions=versions,
         registration=state.mode if state is not None else "none",
-        options=option_values(core),
+        options={option["key"]: option["value"] for option in describe_options()},
         devices=tuple(one for one in devices if one is not None),
         bills=tuple(one for one in bills() if one.blocks or one.open_scopes),
         oom=oom_report(),

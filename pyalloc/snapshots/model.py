@@ -170,8 +170,8 @@ class Snapshot:
 
     unix_ms: when. program: the name of its script. versions: of pyalloc, python and torch. registration: how pyalloc is
     torch's allocator: "bridge", "plain", "pools" (that of its pools alone), or "none" where enable() had no part in it.
-    options: every option and its value. devices: those in use. bills: of the tags that pay for something or have a
-    scope open. oom: as oom_report().
+    options: every option and its value; `enable` is on after enable() too. devices: those in use. bills: of the tags
+    that pay for something or have a scope open. oom: as oom_report().
     """
 
     unix_ms: int

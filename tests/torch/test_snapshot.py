@@ -330,3 +330,19 @@ def test_a_snapshot_that_cannot_be_had_is_an_error_and_the_next_one_is_there(run
         ),
         env={"PYALLOC_CONF": "maintenance:off,stats_page:off"},  # whose thread asks the driver as well
     )
+
+
+@pytest.mark.parametrize("mode", ["allocator", "pools"])
+def test_its_options_say_that_pyalloc_is_enabled(run_on_simgpu: Run, mode: str) -> None:
+    run_on_simgpu(
+        f"""
+        import pyalloc
+        from pyalloc.doctor import examine
+        assert pyalloc.snapshot().options["enable"] == "off"
+        assert pyalloc.enable(mode="{mode}", slack=0.5)
+        taken = pyalloc.snapshot().options
+        assert (taken["enable"], taken["mode"], taken["slack"]) == ("on", "{mode}", "0.5"), taken
+        rows = {{row["key"]: (row["value"], row["origin"]) for row in examine()["options"]}}
+        assert rows["enable"] == ("on", "argument") and rows["decay"] == ("10000", "default"), rows
+        """
+    )
