@@ -122,6 +122,7 @@ def enable(
     - Nothing is chosen without a scope: `instrument` and `predict_lifetimes` do nothing, nor does `sample_stacks`; a
       logged line names those that were asked for. Tags are not charged, and escapes() counts the segments that a step
       leaves to torch.
+    - A scope of a pool that sleeps is refused, and sleep() while a scope of the pool is open, with StateError.
     - Inside the capture of a CUDA graph a scope does nothing. PYTORCH_NO_CUDA_MEMORY_CACHING goes around all pools.
     - A pool's tensors cannot be shared with other processes (CUDA error: invalid argument), nor copied between devices
       that cannot reach each other's memory.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 
-from . import errors
+from . import errors, torch_pools
 from ._native import PROGRESS, library
 
 Progress = Callable[[int, int, int], object]
@@ -28,16 +29,17 @@ def sleep(
     The device is waited for first. The contents of the pools in `offload`, which are among `pools`, are copied to
     pinned host memory, and wake() restores them; those of the others are lost. Pools that sleep already stay as they
     are. While a pool sleeps, allocating in it raises RuntimeError (PyallocError in this package's calls), naming the
-    pool; ledger() and pools() say what sleeps. Functions of on_unmap() are called before anything is unmapped.
+    pool; ledger() and pools() say what sleeps. Functions of on_unmap() are called before anything is unmapped. With
+    enable(mode="pools") entering a scope of such a pool is what raises, and "private" stands for nothing.
 
     progress: fn(device, done, total), called as bytes are copied, and not from another thread, total being all that is
     copied of the device; True prints a line to
     standard error, and None does where that is a terminal.
 
     All or nothing: raises torch.OutOfMemoryError for too little host memory, StateError while a CUDA graph is captured,
-    while memory of a pool is shared with other processes, while another thread is in sleep() or wake(), or without
-    pyalloc as torch's allocator, DriverError when the driver refuses, InvalidArgumentError for unknown pools. An
-    exception of `progress` is raised once the pools sleep.
+    while memory of a pool is shared with other processes, while another thread is in sleep() or wake(), without pyalloc
+    as torch's allocator, or, with mode="pools", while a scope of a pool is open, DriverError when the driver refuses,
+    InvalidArgumentError for unknown pools. An exception of `progress` is raised once the pools sleep.
     """
     core = library()
     names, kept = _names("pools", pools), _names("offload", offload)
@@ -47,7 +49,9 @@ def sleep(
             f"{', '.join(names) or 'none'}"
         )
     _check_in_use()
-    with _Reporter("sleep", progress) as reporter, _TorchErrors():
+    beside = torch_pools.active() if core.device_count() > 0 else None  # else nothing can sleep
+    kept_out = contextlib.nullcontext() if beside is None else beside.falling_asleep(set(names.values()))
+    with _Reporter("sleep", progress) as reporter, _TorchErrors(), kept_out:
         return core.sleep(list(names.values()), [name in kept for name in names], reporter.function)
 
 
@@ -64,6 +68,8 @@ def wake(pools: Iterable[str] | None = None, *, progress: Progress | bool | None
         return  # nothing can sleep
     with _Reporter("wake", progress) as reporter, _TorchErrors():
         core.wake(list(names.values()), reporter.function)
+        if (beside := torch_pools.active()) is not None:
+            beside.wake(set(names.values()))
 
 
 def _names(what: str, pools: Iterable[str]) -> dict[str, int]:
