@@ -1,88 +1,11 @@
-// Pools that sleep: memory goes to the driver, addresses and blocks stay, contents come back where asked; all of it or nothing.
-#include <atomic>
-#include <string>
-#include <thread>
+// Pools that sleep: memory goes to the driver, addresses and blocks stay, contents come back where asked.
+#include "sleep.h"
 
-#include "pools.h"
+#include <atomic>
+#include <thread>
 
 using namespace test;
 namespace cuda = pyalloc::cuda;
-
-namespace {
-
-constexpr int kWeights = PYALLOC_POOL_WEIGHTS, kKv = PYALLOC_POOL_KV, kGeneral = PYALLOC_POOL_GENERAL;
-
-struct Seen {
-  int calls = 0;
-  uint64_t done = 0, total = 0;
-  static void hear(void* context, int, uint64_t done, uint64_t total) {
-    auto& self = *static_cast<Seen*>(context);
-    ++self.calls;
-    CHECK(done > self.done || total != self.total);
-    self.done = done;
-    self.total = total;
-  }
-};
-
-pyalloc_status sleep(const std::vector<int>& pools, const std::vector<int>& offload = {}, uint64_t* released = nullptr,
-                     Seen* seen = nullptr) {
-  std::vector<int> flags;
-  for (int pool : pools) {
-    bool wanted = false;
-    for (int one : offload) wanted |= one == pool;
-    flags.push_back(wanted ? 1 : 0);
-  }
-  return pyalloc_sleep(pools.data(), flags.data(), static_cast<int>(pools.size()),
-                       seen != nullptr ? &Seen::hear : nullptr, seen, released);
-}
-
-pyalloc_status wake(const std::vector<int>& pools, Seen* seen = nullptr) {
-  return pyalloc_wake(pools.data(), static_cast<int>(pools.size()), seen != nullptr ? &Seen::hear : nullptr, seen);
-}
-
-bool unmapped(const void* at) {
-  uint8_t byte = 0;
-  return simgpu_read(address(at), &byte, 1) != 0;
-}
-
-struct Block {
-  void* at;
-  size_t bytes;
-  uint8_t value;
-};
-
-// Blocks of every layout in a pool: slots, extents, large ones, some freed again, so that handles are split.
-std::vector<Block> furnish(int pool, void* stream, uint64_t seed) {
-  Random random(seed);
-  std::vector<Block> blocks;
-  for (int i = 0; i < 60; ++i) {
-    size_t bytes = i % 3 == 0   ? 1 + random.below(3000)
-                   : i % 3 == 1 ? 1 + random.below(900 * kKiB)
-                                : random.bytes(9 * kMiB);
-    Block one{in_pool(pool, bytes, stream), bytes, static_cast<uint8_t>(seed * 50 + static_cast<uint64_t>(i))};
-    CHECK(one.at != nullptr && fill(stream, one.at, bytes, one.value));
-    blocks.push_back(one);
-  }
-  for (size_t i = 0; i < blocks.size(); i += 2) {
-    deallocate(blocks[i].at);
-    blocks[i] = blocks.back();
-    blocks.pop_back();
-  }
-  return blocks;
-}
-
-bool intact(const std::vector<Block>& blocks) {
-  for (const Block& one : blocks)
-    if (!holds(one.at, one.bytes, one.value)) return false;
-  return true;
-}
-
-void free_all(std::vector<Block>& blocks) {
-  for (const Block& one : blocks) CHECK_EQ(deallocate(one.at), PYALLOC_OK);
-  blocks.clear();
-}
-
-}  // namespace
 
 TEST(contents_come_back_at_the_same_addresses) {
   for (int pool : {kWeights, kKv, kGeneral, int{PYALLOC_POOL_WORKSPACE}}) {
@@ -242,34 +165,6 @@ TEST(memory_that_moved_here_leaves_its_old_address_first) {
 }
 
 // What is short when it wakes: half of the memory is taken. Everything stays as it was, and a later wake works.
-TEST(a_wake_without_memory_changes_nothing) {
-  Gpu gpu("memory:256MiB");
-  std::vector<Block> weights = furnish(kWeights, nullptr, 7);
-  void* kv = in_pool(kKv, 100 * kMiB);
-  CHECK_EQ(sleep({kWeights, kKv}, {kWeights}), PYALLOC_OK);
-  void* guest = allocate(200 * kMiB);
-  CHECK(guest != nullptr);
-  uint64_t used = simgpu_used(0);
-  pyalloc_pool_stats before = figures(kWeights);
-  for (int tries = 0; tries < 3; ++tries) {
-    CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OUT_OF_MEMORY);
-    CHECK(says("CUDA out of memory") && says("Pools (allocated"));
-    CHECK(says("pyalloc has 200.00 MiB allocated") && says("; kv 0 bytes / 0 bytes / none (100.00 MiB asleep)"));
-    CHECK(says("Free memory. Then call pyalloc.wake() again"));
-    CHECK_EQ(simgpu_used(0), used);
-    CHECK_EQ(figures(kWeights).asleep, before.asleep);
-    CHECK_EQ(figures(kWeights).offloaded, before.offloaded);
-    CHECK(valid());
-  }
-  CHECK_EQ(stats().num_ooms, int64_t{3});
-  deallocate(guest);
-  CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OK);  // from what is idle now
-  CHECK(intact(weights));
-  free_all(weights);
-  deallocate(kv);
-  CHECK(valid());
-}
-
 TEST(waking_climbs_the_ladder) {
   Gpu gpu("memory:256MiB");
   void* weights = in_pool(kWeights, 150 * kMiB);
@@ -302,69 +197,7 @@ TEST(limits_count_what_wakes) {
 }
 
 // The system's, or the driver's, host memory is short: everything stays as it was.
-TEST(sleep_without_host_memory_changes_nothing) {
-  Gpu gpu("memory:512MiB");
-  void* block = in_pool(kWeights, 200 * kMiB);  // chunks of 64 MiB
-  CHECK(fill(nullptr, block, 200 * kMiB, 4));
-  CHECK_EQ(simgpu_fail("cuMemHostAlloc", 3, 1, cuda::kOutOfMemory), 0);
-  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OUT_OF_MEMORY);
-  CHECK(says("cuMemHostAlloc"));
-  CHECK_EQ(figures(kWeights).asleep, int64_t{0});
-  CHECK_EQ(figures(kWeights).offloaded, int64_t{0});
-  CHECK(holds(block, 200 * kMiB, 4) && valid());
-  void* more = in_pool(kWeights, kMiB);
-  CHECK(more != nullptr);
-  deallocate(more);
-  deallocate(block);
-}
-
 // A block larger than the machine: refused before anything is pinned.
-TEST(sleep_asks_what_the_host_has) {
-  if (kSlowdown > 1) return;  // a sanitizer leaves the process too few addresses
-  Gpu gpu("memory:2048GiB");
-  void* block = in_pool(kWeights, size_t{1900} * kGiB);
-  CHECK(block != nullptr);
-  simgpu_reset_calls();
-  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OUT_OF_MEMORY);
-  CHECK(says("of host memory are needed") && says("offload fewer pools"));
-  CHECK_EQ(simgpu_calls("cuMemHostAlloc"), int64_t{0});
-  deallocate(block);
-}
-
-TEST(several_devices_sleep_together_or_not_at_all) {
-  Gpu gpu("memory:256MiB", "", 2);
-  void *one = nullptr, *two = nullptr;
-  {
-    In scope(kWeights);
-    one = allocate(40 * kMiB, nullptr, 0);
-    two = allocate(40 * kMiB, nullptr, 1);
-  }
-  Gpu::use(0);
-  CHECK(fill(nullptr, one, 40 * kMiB, 1));
-  CHECK_EQ(simgpu_fail("cuMemcpyDtoHAsync", 2, 1, cuda::kUnknown), 0);  // the second device's
-  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_DRIVER_ERROR);
-  CHECK(says("cuMemcpyDtoHAsync"));
-  CHECK(!unmapped(one) && !unmapped(two) && simgpu_used(0) == 40 * kMiB);
-  simgpu_clear_faults();
-  CHECK_EQ(simgpu_fail("cuMemUnmap", 2, 1, cuda::kUnknown), 0);  // the first sleeps already
-  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_DRIVER_ERROR);
-  CHECK(!unmapped(one) && !unmapped(two) && holds(one, 40 * kMiB, 1));
-  CHECK(valid());
-  simgpu_clear_faults();
-  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
-  CHECK(unmapped(one) && unmapped(two));
-  void* guest = allocate(250 * kMiB, nullptr, 1);
-  CHECK(guest != nullptr);
-  CHECK_EQ(wake({kWeights}), PYALLOC_OUT_OF_MEMORY);  // of the second; the first lies back
-  CHECK(unmapped(one) && unmapped(two) && simgpu_used(0) == 0);
-  CHECK(pyalloc_validate(0) == PYALLOC_OK && pyalloc_validate(1) == PYALLOC_OK);
-  deallocate(guest);
-  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
-  CHECK(holds(one, 40 * kMiB, 1));
-  deallocate(one);
-  deallocate(two);
-}
-
 TEST(peers_reach_what_woke) {
   Gpu gpu("memory:256MiB", "", 2);
   void* block = in_pool(kWeights, 10 * kMiB);
@@ -448,70 +281,6 @@ TEST(threads_free_and_allocate_elsewhere_meanwhile) {
 }
 
 // Every driver call that sleep and wake make, failing in turn.
-TEST(each_refusal_leaves_the_pool_awake_or_asleep_as_it_was) {
-  static const char* const calls[] = {"cuCtxSynchronize",  "cuMemHostAlloc",     "cuMemFreeHost",
-                                      "cuStreamCreate",    "cuStreamDestroy",    "cuStreamSynchronize",
-                                      "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",  "cuMemUnmap",
-                                      "cuMemRelease",      "cuMemCreate",        "cuMemMap",
-                                      "cuMemSetAccess",    "cuStreamIsCapturing"};
-  int planned = 0;
-  for (const char* call : calls) {
-    for (int64_t times : {1, 0}) {
-      for (cuda::Result error : {cuda::kOutOfMemory, cuda::kUnknown}) {
-        for (int64_t nth = 1; nth < 40; ++nth) {
-          Gpu gpu("memory:256MiB");
-          int failures = test::failures();
-          std::vector<Block> weights = furnish(kWeights, nullptr, 9);
-          void* kv = in_pool(kKv, 20 * kMiB);
-          simgpu_reset_calls();
-          CHECK_EQ(simgpu_fail(call, nth, times, error), 0);
-          pyalloc_status slept = sleep({kWeights, kKv}, {kWeights});
-          CHECK(valid());
-          if (slept != PYALLOC_OK) {
-            CHECK(pyalloc_last_error()[0] != 0);
-            CHECK(slept == PYALLOC_DRIVER_ERROR || slept == PYALLOC_OUT_OF_MEMORY || slept == PYALLOC_WRONG_STATE);
-          }
-          pyalloc_status woke = wake({kWeights, kKv});
-          CHECK(valid());
-          bool reached = simgpu_calls(call) >= nth;
-          simgpu_clear_faults();
-          if (woke != PYALLOC_OK) {
-            CHECK(slept == PYALLOC_OK);
-            CHECK(unmapped(kv));
-            CHECK_EQ(wake({kWeights, kKv}), PYALLOC_OK);
-          }
-          CHECK(intact(weights) && !unmapped(kv) && valid());
-          void* more = in_pool(kWeights, 3 * kMiB);
-          CHECK(more != nullptr);
-          deallocate(more);
-          free_all(weights);
-          deallocate(kv);
-          pyalloc_maintain(0);
-          trim();
-          trim();
-          CHECK_EQ(simgpu_used(0), uint64_t{0});
-          CHECK(valid());
-          gpu.end();
-          if (test::failures() != failures)
-            std::fprintf(stderr, "  ... %s, call %lld, %s, error %d\n", call, (long long)nth,
-                         times == 0 ? "for ever" : "once", error);
-          if (!reached || test::failures() > 20) break;
-          ++planned;
-        }
-      }
-    }
-  }
-  CHECK(planned > 60);
-}
-
-TEST(closing_while_asleep_loses_nothing) {
-  Gpu gpu("memory:256MiB");
-  std::vector<Block> weights = furnish(kWeights, nullptr, 11);
-  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
-  free_all(weights);
-  CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
-}
-
 TEST(contiguous_blocks_wake_in_one_handle) {
   Gpu gpu("memory:256MiB");
   int pool = 0;
