@@ -6,7 +6,7 @@
 - allocator_cpp/simgpu: itself, src/driver/cuda_abi.h and src/base;
 - allocator_cpp/torch_bridge: itself and the public headers (pyalloc/...), besides what torch and CUDA bring;
 - the top level of the repository holds what TOP_LEVEL names, and dot files;
-- source files over 400 lines are named, as a warning.
+- source files over 400 lines without a reason in LONG_FILES are named, as a warning, and so are reasons without need.
 
 Exit code 1 when anything but a warning was found.
 """
@@ -24,6 +24,12 @@ TOP_LEVEL_FOLDERS = {"allocator_cpp", "pyalloc", "tests", "examples", "tools"}
 TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} | TOP_LEVEL_FOLDERS
 IGNORED = {"build", "dist", "__pycache__"}  # what building and running leave behind
 LONG_FILE = 400
+LONG_FILES = {  # why these may be longer
+    "allocator_cpp/include/pyalloc/pyalloc.h": "the whole C ABI is one header, with its reference",
+    "allocator_cpp/src/heap/backing.cpp": "finding memory for a place, putting it there and undoing that share books",
+    "allocator_cpp/src/heap/device_heap.cpp": "opening, and a block's ways in and out; all else has own files",
+    "allocator_cpp/src/heap/device_heap.h": "one class, whose code is in the files of this folder",
+}
 FOREIGN = re.compile(r"^(cuda|nvml|nvrtc|cublas|torch/|ATen/|c10/|Python\.h|pybind11/)")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 CPP_SUFFIXES = {".h", ".cpp", ".def"}
@@ -115,13 +121,15 @@ def tracked(root: Path) -> list[str]:
 
 
 def long_files(root: Path, names: list[str]) -> list[str]:
-    """One line for each source file over LONG_FILE lines."""
+    """One line for each source file over LONG_FILE lines that LONG_FILES has no reason for, and the other way round."""
     found = []
     for name in names:
         if name.endswith((".h", ".cpp", ".def", ".py", ".sh")):
             lines = (root / name).read_text(encoding="utf-8").count("\n")
-            if lines > LONG_FILE:
-                found.append(f"{name}: {lines} lines (over {LONG_FILE} needs a reason)")
+            if lines > LONG_FILE and name not in LONG_FILES:
+                found.append(f"{name}: {lines} lines (over {LONG_FILE} needs a reason, in LONG_FILES of this tool)")
+            elif lines <= LONG_FILE and name in LONG_FILES:
+                found.append(f"{name}: {lines} lines, so it needs no reason in LONG_FILES of this tool")
     return found
 
 
