@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .snapshots.leak_watch import LeakWatch as LeakWatch
     from .snapshots.leak_watch import watch_leaks as watch_leaks
     from .snapshots.model import Snapshot as Snapshot
-    from .snapshots.model import load_snapshot as load_snapshot
+    from .snapshots.reading import load_snapshot as load_snapshot
     from .stats import device_stats as device_stats
     from .unmapping import on_unmap as on_unmap
     from .unmapping import remove_on_unmap as remove_on_unmap
@@ -95,7 +95,8 @@ _PUBLIC = {
     "snapshots.capture": ("snapshot",),
     "snapshots.comparison": ("Difference", "diff"),
     "snapshots.leak_watch": ("Leak", "LeakWatch", "watch_leaks"),
-    "snapshots.model": ("Snapshot", "load_snapshot"),
+    "snapshots.model": ("Snapshot",),
+    "snapshots.reading": ("load_snapshot",),
     "sleeping": ("sleep", "wake"),
     "stats": ("device_stats",),
     "unmapping": ("on_unmap", "remove_on_unmap"),

@@ -1,11 +1,10 @@
 """ctypes binding of the core's C ABI (pyalloc/pyalloc.h): the library, its calls with statuses as exceptions, its
 tables.
 
-The one module that knows the library's file and its C types. The structs that grow are built from the library's own
-tables, so that their fields are written down once, in stat_fields.def.
+The one module that knows the library's file; _abi has its C types. The structs that grow are built from the library's
+own tables, so that their fields are written down once, in stat_fields.def.
 """
 
-import contextlib
 import ctypes
 import functools
 import json
@@ -15,9 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import errors
-
-ABI_VERSION: Final = 1
-KINDS: Final = ("all", "small_pool", "large_pool")  # torch's names, in the order of PYALLOC_KIND_*
+from ._abi import ABI_VERSION, KINDS, PROGRESS, Stat, c_text, declare, int64_struct, values_of
 
 _ERRORS: Final[dict[int, type[errors.PyallocError]]] = {
     1: errors.OutOfMemoryError,
@@ -29,37 +26,6 @@ _ERRORS: Final[dict[int, type[errors.PyallocError]]] = {
     7: errors.ConfigError,
     8: errors.StateError,
 }
-
-
-RECLAIM: Final = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
-
-
-class MappingEvent(ctypes.Structure):
-    """pyalloc_mapping_event: a run of addresses that got memory or is to lose it."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("kind", ctypes.c_int),
-        ("device", ctypes.c_int),
-        ("pool", ctypes.c_int),
-        ("address", ctypes.c_void_p),
-        ("bytes", ctypes.c_size_t),
-    )
-
-
-MAPPING_OBSERVER: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(MappingEvent))
-PROGRESS: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
-
-
-class Stat(ctypes.Structure):
-    """pyalloc_stat: one number with its history."""
-
-    _fields_ = (
-        ("current", ctypes.c_int64),
-        ("peak", ctypes.c_int64),
-        ("allocated", ctypes.c_int64),
-        ("freed", ctypes.c_int64),
-    )
 
 
 def package_file(*parts: str) -> Path | None:
@@ -89,10 +55,6 @@ def library_path() -> str:
     return str(path.absolute())
 
 
-def _values_of(struct: ctypes.Structure, fields: list[dict[str, str]]) -> dict[str, int]:
-    return {field["name"]: int(getattr(struct, field["name"])) for field in fields}
-
-
 class Library:
     """The loaded core. Calls that fail raise the error of their status with the core's message."""
 
@@ -108,41 +70,7 @@ class Library:
             raise errors.LibraryError(
                 f"{path} has C ABI {abi}, this package expects {ABI_VERSION}: install both from one version"
             )
-        self._dll.pyalloc_version.restype = ctypes.c_char_p
-        self._dll.pyalloc_last_error.restype = ctypes.c_char_p
-        self._dll.pyalloc_get_api.restype = ctypes.c_void_p
-        self._dll.pyalloc_get_api.argtypes = (ctypes.c_uint32,)
-        self._dll.pyalloc_configure.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
-        self._dll.pyalloc_get_stats.argtypes = (ctypes.c_int, ctypes.c_void_p)
-        self._dll.pyalloc_pool_name.restype = ctypes.c_char_p
-        self._dll.pyalloc_find_pool.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
-        self._dll.pyalloc_parse_size.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64))
-        self._dll.pyalloc_lora_prepare.argtypes = (ctypes.c_int, ctypes.c_uint64)
-        self._dll.pyalloc_add_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p, ctypes.c_int)
-        self._dll.pyalloc_remove_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p)
-        self._dll.pyalloc_add_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p, ctypes.c_uint32)
-        self._dll.pyalloc_remove_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p)
-        self._dll.pyalloc_set_pool_limit.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)
-        self._dll.pyalloc_segment_malloc.restype = ctypes.c_void_p
-        self._dll.pyalloc_trim.argtypes = (ctypes.c_int, ctypes.c_void_p)
-        self._dll.pyalloc_escapes_json.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
-        self._dll.pyalloc_escapes_json.restype = ctypes.c_size_t
-        for name in (
-            "config_json",
-            "driver_json",
-            "stat_fields_json",
-            "pool_fields_json",
-            "ledger_fields_json",
-            "oom_json",
-            "tag_fields_json",
-            "bills_json",
-            "snapshot_fields_json",
-            "page_fields_json",
-            "stats_page_path",
-        ):
-            function = getattr(self._dll, f"pyalloc_{name}")
-            function.restype = ctypes.c_size_t
-            function.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+        declare(self._dll)
         # For wrappers that run in every forward pass: arguments and statuses as they are, and the GIL kept, which costs
         # less than giving it up and waiting for it.
         held = ctypes.PyDLL(path)
@@ -242,13 +170,13 @@ class Library:
         if isinstance(text, bool) or not isinstance(text, int | str):
             raise errors.InvalidArgumentError(f'size {text!r}; expected bytes, or text such as "20GiB"')
         size = ctypes.c_uint64()
-        self._check(self._dll.pyalloc_parse_size(_c_text(str(text), "size"), ctypes.byref(size)))
+        self._check(self._dll.pyalloc_parse_size(c_text(str(text), "size"), ctypes.byref(size)))
         return size.value
 
     def find_pool(self, name: str, create: bool = False) -> int:
         """The number of a pool. InvalidArgumentError when there is none and none is to be made, or for a bad name."""
         number = ctypes.c_int()
-        self._check(self._dll.pyalloc_find_pool(_c_text(name, "pool"), create, ctypes.byref(number)))
+        self._check(self._dll.pyalloc_find_pool(c_text(name, "pool"), create, ctypes.byref(number)))
         return number.value
 
     def create_pool(self, name: str, like: int, slab: int | None, contiguous: bool = False) -> int:
@@ -258,7 +186,7 @@ class Library:
         """
         number = ctypes.c_int()
         slabs = ctypes.c_uint64(-1 if slab is None else slab)
-        self._check(self._dll.pyalloc_create_pool(_c_text(name, "pool"), like, slabs, contiguous, ctypes.byref(number)))
+        self._check(self._dll.pyalloc_create_pool(c_text(name, "pool"), like, slabs, contiguous, ctypes.byref(number)))
         return number.value
 
     def pool_names(self) -> list[str]:
@@ -335,14 +263,14 @@ class Library:
 
     @functools.cached_property
     def _pool_stats_type(self) -> type[ctypes.Structure]:
-        return _int64_struct("PoolStats", self.pool_fields)
+        return int64_struct("PoolStats", self.pool_fields)
 
     def pool_stats(self, device: int, number: int) -> dict[str, int]:
         """A pool's figures on one device, by the names of `pool_fields`."""
         stats = self._pool_stats_type()
         stats.size = ctypes.sizeof(stats)
         self._check(self._dll.pyalloc_get_pool_stats(device, number, ctypes.byref(stats)))
-        return _values_of(stats, self.pool_fields)
+        return values_of(stats, self.pool_fields)
 
     @functools.cached_property
     def ledger_fields(self) -> list[dict[str, str]]:
@@ -352,7 +280,7 @@ class Library:
 
     @functools.cached_property
     def _ledger_type(self) -> type[ctypes.Structure]:
-        return _int64_struct("Ledger", self.ledger_fields)
+        return int64_struct("Ledger", self.ledger_fields)
 
     def ledger(self, device: int) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
         """A device's figures by the names of `ledger_fields`, and its pools' by name, all of one moment. Torch's
@@ -369,16 +297,16 @@ class Library:
             self._dll.pyalloc_get_ledger(device, ctypes.byref(ledger), pools, len(names), ctypes.byref(of_private))
         )
         of_pools: dict[str, dict[str, Any]] = {
-            name: _values_of(pool, self.pool_fields) for name, pool in zip(names, pools, strict=True)
+            name: values_of(pool, self.pool_fields) for name, pool in zip(names, pools, strict=True)
         }
         if of_private.reserved or of_private.asleep:
-            of_pools["private"] = {**_values_of(of_private, self.pool_fields), "peak": None}
-        return _values_of(ledger, self.ledger_fields), of_pools
+            of_pools["private"] = {**values_of(of_private, self.pool_fields), "peak": None}
+        return values_of(ledger, self.ledger_fields), of_pools
 
     def push_tag(self, name: str) -> int:
         """This thread's blocks are charged to the tag until the matching pop_tag() of the number returned."""
         number = ctypes.c_uint32()
-        self._check(self._dll.pyalloc_push_tag(_c_text(name, "tag"), ctypes.byref(number)))
+        self._check(self._dll.pyalloc_push_tag(c_text(name, "tag"), ctypes.byref(number)))
         return number.value
 
     def pop_tag(self, number: int) -> None:
@@ -393,14 +321,14 @@ class Library:
 
     @functools.cached_property
     def _bill_type(self) -> type[ctypes.Structure]:
-        return _int64_struct("Bill", self.tag_fields)
+        return int64_struct("Bill", self.tag_fields)
 
     def bill(self, name: str) -> dict[str, int]:
         """A tag's figures, by the names of `tag_fields`. InvalidArgumentError for one that is not known."""
         bill = self._bill_type()
         bill.size = ctypes.sizeof(bill)
-        self._check(self._dll.pyalloc_get_bill(_c_text(name, "tag"), ctypes.byref(bill)))
-        return _values_of(bill, self.tag_fields)
+        self._check(self._dll.pyalloc_get_bill(c_text(name, "tag"), ctypes.byref(bill)))
+        return values_of(bill, self.tag_fields)
 
     def bills(self) -> list[dict[str, Any]]:
         """Every known tag's figures, with `tag`, its name."""
@@ -454,21 +382,6 @@ class Library:
     def reset_accumulated_stats(self, device: int) -> None:
         """Starts the totals of allocated and freed, and the counters, again from zero."""
         self._check(self._dll.pyalloc_reset_accumulated_stats(device))
-
-
-def _c_text(text: object, what: str) -> bytes:
-    """Text as the C ABI takes it. InvalidArgumentError for what is no text, or could not be told from other text."""
-    if isinstance(text, str) and "\0" not in text:
-        with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
-            return text.encode()
-    raise errors.InvalidArgumentError(f"the {what} {text!r}; expected text, without NUL")
-
-
-def _int64_struct(name: str, fields: list[dict[str, str]]) -> type[ctypes.Structure]:
-    """A struct of the C ABI that is its size, its version and a table's fields."""
-    columns: list[tuple[str, Any]] = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)]
-    columns += [(field["name"], ctypes.c_int64) for field in fields]
-    return type(name, (ctypes.Structure,), {"_fields_": columns})
 
 
 @functools.cache

@@ -15,7 +15,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from . import _native, allocator, bridge_build, config, errors, instrumentation, stats_page, torch_options, user_folder
+from . import (
+    _abi,
+    _native,
+    allocator,
+    bridge_build,
+    config,
+    errors,
+    instrumentation,
+    stats_page,
+    torch_options,
+    user_folder,
+)
 from ._version import __version__
 
 _VMM_SUPPORTED: Final = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -82,7 +93,7 @@ def _torch() -> dict[str, Any]:
 
 def _library() -> dict[str, Any]:
     library = _native.library()
-    return {"path": library.path, "version": library.version(), "abi": _native.ABI_VERSION}
+    return {"path": library.path, "version": library.version(), "abi": _abi.ABI_VERSION}
 
 
 def _driver() -> dict[str, Any]:

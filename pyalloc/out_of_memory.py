@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import errors
-from ._native import RECLAIM, library
+from ._abi import RECLAIM
+from ._native import library
 
 Reclaimer = Callable[[int, int], "int | None"]
 _F = TypeVar("_F", bound=Reclaimer)

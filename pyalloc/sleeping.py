@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterable
 
 from . import errors, torch_pools
-from ._native import PROGRESS, library
+from ._abi import PROGRESS
+from ._native import library
 
 Progress = Callable[[int, int, int], object]
 _PRIVATE = -2  # PYALLOC_PRIVATE_POOLS

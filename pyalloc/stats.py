@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ._native import KINDS, library
+from ._abi import KINDS
+from ._native import library
 from .devices import Device, device_number
 
 _HISTORY = ("current", "peak", "allocated", "freed")

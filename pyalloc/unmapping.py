@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import errors, torch_pools
-from ._native import MAPPING_OBSERVER, library
+from ._abi import MAPPING_OBSERVER
+from ._native import library
 
 UnmapFunction = Callable[[int, int, int], object]
 _F = TypeVar("_F", bound=UnmapFunction)

@@ -11,7 +11,8 @@ from pathlib import Path
 from ..errors import SnapshotError
 from ..user_folder import process_name, user_folder
 from .control_socket import LONGEST_LINE, SOCKET_NAME
-from .model import Snapshot, loads
+from .model import Snapshot
+from .reading import loads
 
 _HOW = "start it with PYALLOC_CONF=enable:True,control_socket:on"
 _MOST_BYTES = 4 << 30

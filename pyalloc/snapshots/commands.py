@@ -76,7 +76,7 @@ def run_snapshot(parsed: argparse.Namespace) -> int:
 
 
 def _snapshot_bytes(parsed: argparse.Namespace) -> bytes:
-    from .model import load_snapshot
+    from .reading import load_snapshot
 
     if parsed.convert is not None:
         from .torch_pickle import torch_pickle
@@ -95,7 +95,7 @@ def run_diff(parsed: argparse.Namespace) -> int:
     """`pyalloc diff`."""
     from .._native import library
     from .comparison import diff, lines
-    from .model import load_snapshot
+    from .reading import load_snapshot
 
     try:
         at_least = max(1, library().parse_size(parsed.at_least))

@@ -80,7 +80,7 @@ assert [(one["address"], one["size"], one["requested_size"], states[one["state"]
 stats = torch.cuda.memory_stats()
 assert stats["allocated_bytes.all.current"] == device.ledger.allocated
 assert "pending" in {block.state for block in device.blocks} or not pyalloc.simgpu.active()
-from pyalloc.snapshots.model import loads
+from pyalloc.snapshots.reading import loads
 assert loads(taken.dumps()) == taken
 """
         ).replace("import torch\n", "import torch, pyalloc.simgpu\n", 1),
@@ -302,7 +302,7 @@ def test_private_pools_are_there_under_torch_s_names_for_them(run_on_simgpu: Run
             assert found == {(0, 0), tuple(pool.id)}
             kinds = {change.kind.pool: change.bytes for change in pyalloc.diff(taken, pyalloc.snapshot()).pools}
             assert kinds == {}
-            from pyalloc.snapshots.model import loads
+            from pyalloc.snapshots.reading import loads
             assert loads(taken.dumps()) == taken
             """
         )

@@ -11,7 +11,7 @@ import pytest
 from support import need
 
 import pyalloc
-from pyalloc import _native
+from pyalloc import _abi, _native
 
 
 @pytest.fixture
@@ -74,5 +74,5 @@ def test_statistics_before_any_use(library: _native.Library) -> None:
 def test_the_table_of_functions(library: _native.Library) -> None:
     size = ctypes.c_uint32.from_address(library.api())
     version = ctypes.c_uint32.from_address(library.api() + 4)
-    assert version.value == _native.ABI_VERSION
+    assert version.value == _abi.ABI_VERSION
     assert size.value >= 8 + 8 * 15

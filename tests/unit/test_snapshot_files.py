@@ -16,8 +16,9 @@ from snapshot_samples import MIB, OTHER, STEP, hole, live, snapshot_of
 
 import pyalloc
 from pyalloc.__main__ import main
-from pyalloc.snapshots.model import Frame, Snapshot, loads, own_frame
+from pyalloc.snapshots.model import Frame, Snapshot, own_frame
 from pyalloc.snapshots.page import html
+from pyalloc.snapshots.reading import loads
 from pyalloc.snapshots.torch_pickle import torch_pickle
 
 SAMPLE = snapshot_of(
