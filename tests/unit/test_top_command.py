@@ -55,7 +55,8 @@ def test_once_without_a_terminal_is_plain() -> None:
 
 
 def test_json_has_a_schema_and_whole_bytes() -> None:
-    builder = PageBuilder()
+    # However long the command takes to begin, it does not find the page silent.
+    builder = PageBuilder(published_ms=time.time_ns() // 1_000_000 + 600_000)
     builder.devices[0]["free"] = -(1 << 63)
     builder.write()
     found = json.loads(top("--once", "--json").stdout)
@@ -86,7 +87,7 @@ def test_json_is_flushed_and_ends_with_130() -> None:
         assert running.stdout is not None
         assert json.loads(running.stdout.readline())["processes"]
         running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=30)
+        _, errors = running.communicate(timeout=60)
         assert (running.returncode, errors) == (130, b"")
 
 
@@ -208,26 +209,30 @@ class Terminal:
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
-    def wait_for(self, wanted: str, seconds: float = 30.0) -> None:
+    def wait_for(self, wanted: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while wanted not in plain(self.output):
             assert time.monotonic() < end, f"{wanted!r} did not appear in:\n{plain(self.output)[-3000:]}"
             self.read()
 
-    def read(self) -> None:
-        if select.select([self.master], [], [], 0.2)[0]:
-            self.output += os.read(self.master, 65536).decode(errors="replace")
+    def read(self, seconds: float = 0.2) -> bool:
+        """Whether there was anything."""
+        if not select.select([self.master], [], [], seconds)[0]:
+            return False
+        self.output += os.read(self.master, 65536).decode(errors="replace")
+        return True
 
     def press(self, keys: str) -> None:
         self.output = ""
         os.write(self.master, keys.encode())
 
     def end(self) -> int:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while self.process.poll() is None:
             assert time.monotonic() < end
             self.read()
-        self.read()
+        while self.read():  # one read gives at most a page of what it has written
+            pass
         code = self.process.wait()
         after = termios.tcgetattr(self.slave)
         os.close(self.slave)
