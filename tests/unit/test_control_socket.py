@@ -21,6 +21,7 @@ import pyalloc
 from pyalloc import user_folder
 from pyalloc.__main__ import main
 from pyalloc.snapshots import asking, control_socket
+from pyalloc.snapshots.model import loads
 
 SAMPLE = snapshot_of({"kv": [live(MIB, "request-1")]})
 
@@ -232,20 +233,39 @@ def said_to(path: Path, request: bytes) -> bytes:
 
 
 def test_wrong_clients_are_told_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(control_socket._ANSWERS, "snapshot", SAMPLE.dumps)
-    monkeypatch.setattr(control_socket, "_REQUEST_SECONDS", 0.2)
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def answer() -> str:
+        asked.set()
+        assert may_answer.wait(60)
+        return SAMPLE.dumps()
+
+    monkeypatch.setitem(control_socket._ANSWERS, "snapshot", answer)
+    monkeypatch.setattr(control_socket, "_REQUEST_SECONDS", 60.0)
     path = control_socket.start()
     assert control_socket.start() == path  # it is open already
     wrong = [b"\n", b"{}\n", b"[]\n", b'{"request": "trim"}\n', b'{"request": []}\n', b"[" * 4000 + b"\n", b"\xff\n"]
     for request in [*wrong, b"x" * 4097, b"half a line"]:
         assert json.loads(said_to(path, request))["error"].startswith("not a request")
-    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as rude:
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as patient:
+        with socket.socket(socket.AF_UNIX) as rude:
+            rude.connect(str(path))
+            rude.sendall(b'{"request": "snapshot"}\n')
+            assert asked.wait(60)
+        # It has gone before its answer, for which the others queue: one says nothing, the other has said all.
         silent.connect(str(path))
-        rude.connect(str(path))
-        rude.sendall(b'{"request": "snapshot"}\n')
-        rude.close()  # before its answer
-        assert asking.ask(os.getpid()) == SAMPLE
+        patient.connect(str(path))
+        patient.sendall(b'{"request": "snapshot"}\n')
+        monkeypatch.setattr(control_socket, "_REQUEST_SECONDS", 0.2)
+        may_answer.set()
+        silent.settimeout(60)
         assert silent.recv(100) == b""  # its time was over
+        patient.settimeout(60)
+        header, _, text = patient.makefile("rb").read().partition(b"\n")
+        assert json.loads(header) == {"bytes": len(text)}
+        assert loads(text) == SAMPLE
+    monkeypatch.setattr(control_socket, "_REQUEST_SECONDS", 60.0)
+    assert asking.ask(os.getpid()) == SAMPLE
 
 
 def test_a_snapshot_that_fails_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
