@@ -43,12 +43,12 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.process.terminate()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=60)
 
     def ask(self, path: str, **arguments: str) -> Any:
         """What the server's API answers."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def query(self, text: str) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ class Server:
         found: list[dict[str, Any]] = self.ask("query", query=text)["result"]
         return found
 
-    def wait_for(self, text: str, seconds: float = 60) -> list[dict[str, Any]]:
+    def wait_for(self, text: str, seconds: float = 120) -> list[dict[str, Any]]:
         """The series of a query, as soon as there are any."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

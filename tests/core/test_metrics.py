@@ -55,7 +55,7 @@ def parsed(text):
     return found
 
 def get(server, path):
-    return urllib.request.urlopen(server.url.replace("/metrics", path), timeout=30).read().decode()
+    return urllib.request.urlopen(server.url.replace("/metrics", path), timeout=60).read().decode()
 
 before = pyalloc.metrics.serve(0)
 names = {name for name, _ in parsed(get(before, "/metrics"))}
@@ -188,12 +188,17 @@ def test_prometheus_scrapes_the_exporter_under_load(tmp_path: Path) -> None:
     try:
         assert exporter.stderr is not None
         port = int(exporter.stderr.readline().split(":")[-1].split("/")[0])
+        begin = time.monotonic()
         with Server(tmp_path, port) as server:
             server.wait_for('pyalloc_exporter_pages{state="read"} == 2')
-            begin = time.monotonic()
             time.sleep(SCRAPE_S / 2)
             programs[0].kill()  # between two scrapes, or in one
             time.sleep(SCRAPE_S / 2)
+            allocations = f'rate(pyalloc_device_allocated_allocation_blocks_total{{pid="{programs[1].pid}"}}[WINDOW])'
+            # On a busy machine they come later.
+            server.wait_for('pyalloc_exporter_pages{state="left_behind"} == 1')
+            server.wait_for(f"count_over_time(up[10m]) >= {SCRAPE_S / 4}")
+            server.wait_for(allocations.replace("WINDOW", "10m") + " > 0")
             window = f"{int(time.monotonic() - begin) + 1}s"
 
             def figure(query: str) -> float:
@@ -203,21 +208,19 @@ def test_prometheus_scrapes_the_exporter_under_load(tmp_path: Path) -> None:
             scrapes, answered = figure("count_over_time(up[WINDOW])"), figure("sum_over_time(up[WINDOW])")
             mean, most = (figure(f"{of}_over_time(scrape_duration_seconds[WINDOW])") for of in ("avg", "max"))
             samples = figure("max_over_time(scrape_samples_scraped[WINDOW])")
-            rate = figure(f'rate(pyalloc_device_allocated_allocation_blocks_total{{pid="{programs[1].pid}"}}[WINDOW])')
+            rate = figure(allocations)
             print(
                 f"{window}: {scrapes:.0f} scrapes, {scrapes - answered:.0f} failed, of up to {samples:.0f} samples, "
                 f"{1e3 * mean:.1f} ms each, at most {1e3 * most:.1f}; {rate:,.0f} allocations a second in a program"
             )
-            assert scrapes >= SCRAPE_S / 4
             assert answered == scrapes
             assert rate > 0
-            assert figure('pyalloc_exporter_pages{state="left_behind"}') == 1
             assert figure('pyalloc_exporter_pages{state="unreadable"}') == 0
             (target,) = server.ask("targets")["activeTargets"]
             assert target["lastError"] == ""
         assert "Traceback" not in server.log.read_text()
         exporter.terminate()
-        assert exporter.wait(timeout=30) == 0
+        assert exporter.wait(timeout=60) == 0
         assert exporter.stderr.read() == ""
     finally:
         for process in (exporter, *programs):

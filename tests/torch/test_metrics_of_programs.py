@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from conftest import Run
 
@@ -12,7 +14,7 @@ server = pyalloc.metrics.serve(0)
 import torch
 
 def metrics():
-    text = urllib.request.urlopen(server.url, timeout=30).read().decode()
+    text = urllib.request.urlopen(server.url, timeout=60).read().decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
@@ -59,5 +61,6 @@ def page_of_this_process():
 
 
 @pytest.mark.parametrize("bridge", ["require", "off"])
-def test_what_a_program_serves(run_on_simgpu: Run, bridge: str) -> None:
-    run_on_simgpu("import os\n" + PAGE + PROGRAM, env={"BRIDGE": bridge})
+def test_what_a_program_serves(run_on_simgpu: Run, bridge: str, tmp_path: Path) -> None:
+    # A folder of its own: a process that was killed may have had this one's number, and left its page.
+    run_on_simgpu("import os\n" + PAGE + PROGRAM, env={"BRIDGE": bridge, "PYALLOC_SHARED_FOLDER": str(tmp_path)})

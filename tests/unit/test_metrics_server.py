@@ -46,7 +46,7 @@ def server() -> Iterator[MetricsServer]:
 def get(server: MetricsServer, path: str, method: str = "GET") -> tuple[int, str, str]:
     request = urllib.request.Request(server.url.removesuffix("/metrics") + path, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers["Content-Type"], error.read().decode()
@@ -78,7 +78,7 @@ def test_an_error_of_pyalloc_s_is_one_line(capfd: pytest.CaptureFixture[str]) ->
 
 def test_clients_that_go_away_or_talk_nonsense(server: MetricsServer, capfd: pytest.CaptureFixture[str]) -> None:
     for sent in (b"", b"GET /metrics HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00" * 20, b"GET /metrics HTTP/1.0\r\n\r\n"):
-        client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         client.sendall(sent)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, not close
         client.close()
@@ -117,10 +117,13 @@ def test_many_scrapes_at_once(server: MetricsServer) -> None:
 
 
 def test_a_port_is_free_after_close_and_in_a_forked_child(server: MetricsServer) -> None:
+    runs, says = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(says, b"!")
         signal.pause()
     try:
+        assert os.read(runs, 1) == b"!"  # only once it runs has it let go of the port
         server.close()
         server.close()
         with socket.create_server(("127.0.0.1", server.port)):
@@ -128,6 +131,8 @@ def test_a_port_is_free_after_close_and_in_a_forked_child(server: MetricsServer)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(runs)
+        os.close(says)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +204,10 @@ def test_the_command_serves_until_it_is_told_to_end(ended_by: signal.Signals) ->
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith("pyalloc exporter: serving http://127.0.0.1:")
-        with urllib.request.urlopen(line.split()[-1], timeout=10) as answer:
+        with urllib.request.urlopen(line.split()[-1], timeout=60) as answer:
             assert b'pyalloc_exporter_pages{state="read"} 1.0' in answer.read()
         process.send_signal(ended_by)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
         assert process.stderr.read() == ""
     finally:
         process.kill()
