@@ -76,8 +76,8 @@ def test_a_hundred_thousand_events(start: Start) -> None:
 def test_driver_calls_are_cheap(start: Start) -> None:
     gpu = start("memory:8GiB")
     address, handle = gpu.reserve(8 * GIB), gpu.create()
-    begin = time.perf_counter()
+    begin = time.thread_time()  # what a busy machine gives to others does not count
     for i in range(4000):
         gpu.call("cuMemMap", address + i * GRANULE, GRANULE, 0, handle, 0)
-    each = (time.perf_counter() - begin) / 4000
-    assert each < 100e-6  # about 0.4 us in the driver; the rest is ctypes and a busy machine
+    each = (time.thread_time() - begin) / 4000
+    assert each < 100e-6  # about 0.4 us in the driver; the rest is ctypes and a slow machine
