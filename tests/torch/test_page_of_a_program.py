@@ -86,7 +86,7 @@ def test_children_have_pages_of_their_own_or_none(run_on_simgpu: Run, tmp_path: 
         if child:
             os.waitpid(child, 0)
         torch.empty(8, device="cuda")
-        while not any(str(os.getpid()) in path.name for path in pages.page_files()):
+        while not any(f"-{os.getpid()}-" in path.name for path in pages.page_files()):
             time.sleep(0.05)
         if not child:
             os._exit(0)
@@ -120,7 +120,7 @@ def test_a_killed_program_leaves_its_last_figures(tmp_path: Path) -> None:
         with StatsPage(running_pages[0]) as page:
             assert page.owner_alive
             os.kill(page.read().process["pid"], signal.SIGKILL)
-            running.wait(30)
+            running.wait(60)
             assert not page.owner_alive
             assert page.left_behind
             assert page.read().devices[0].values["allocated"] >= 30 << 20

@@ -24,7 +24,7 @@ def test_spawned_child_shares_the_device(run_on_simgpu: Run, allocator: Mapping[
 
 
         if __name__ == "__main__":
-            torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+            own = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")  # kept: what is idle goes back meanwhile
             before = torch.cuda.mem_get_info()[0]
             context = mp.get_context("spawn")
             queue, done = context.Queue(), context.Event()
