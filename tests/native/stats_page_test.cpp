@@ -128,7 +128,7 @@ TEST(the_maintenance_thread_writes_it_and_says_what_it_costs) {
   Gpu gpu("memory:64MiB", "maintenance:on");
   void* block = allocate(3 * kMiB);
   Page page;
-  for (int i = 0; i < 500 && (page_path().empty() || !page.load(page_path()) || page.process().publishes < 2); ++i)
+  for (int i = 0; i < 3000 && (page_path().empty() || !page.load(page_path()) || page.process().publishes < 2); ++i)
     usleep(20'000);
   CHECK(page.process().publishes >= 2);
   CHECK(page.process().publish_ns > 0);

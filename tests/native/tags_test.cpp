@@ -193,7 +193,7 @@ TEST(a_forked_child_never_waits_for_a_lock_of_a_thread_it_does_not_have) {
   for (int round = 0; round < 200 / kSlowdown; ++round) {
     pid_t child = fork();
     if (child == 0) {
-      alarm(20);  // a hang ends the child by a signal
+      alarm(60);  // a hang ends the child by a signal
       uint32_t tag = 0;
       int pool = 0;
       char text[64];
