@@ -1,10 +1,9 @@
 // The allocator torch sees: a CUDAPluggableAllocator whose every virtual goes to the core.
 //
 // The base class keeps a mutex and a hash map of blocks for its own allocate and free; none of them runs here. The hot
-// path (blocks.h) is: the current device and stream from c10, a check that no private pool is open (or, in a free, that
-// no foreign block lives), one call of the core, three checks that nobody listens. No lock, no allocation. Torch calls
-// every method from any thread. One instance exists, made by
-// bridge.cpp, and it is never destroyed.
+// path (blocks.h) is: the current device and stream from c10, one look at what is watched, one call of the core, two
+// checks that nobody listens to torch's own reports. No lock, no allocation. Torch calls every method from any thread.
+// One instance exists, made by bridge.cpp, and it is never destroyed.
 #pragma once
 #include <atomic>
 

@@ -36,7 +36,8 @@ class alignas(kOwnLines) Lane {
   Lane(DeviceHeap& heap, Pool& pool, BlockCounters& counters, cuda::Stream stream, StreamIndex index, bool owned,
        bool arena);
 
-  // birth: of a block whose death is to be remembered (lifetimes.h); 0 of others.
+  // birth: of a block whose death is to be remembered (lifetimes.h); 0 of others. With no lock held: observers know of
+  // the memory when it returns.
   Status allocate(size_t bytes, void** pointer, uint64_t birth = 0);  // bytes: from 1; to kLargestFine, but in an arena
   Status deallocate(uint64_t address, pyalloc_freed* freed);
   // At its old place, which is free (checkpoint.cpp).

@@ -3,9 +3,11 @@
 // call that mapped it returns, and, while somebody wants to hear of it, what is due to be unmapped is set aside
 // (Backing::departures) and undone once it has been told.
 //
-// Order: an address is unmapped only after its mapping was told. A thread that is about to hand out a block waits until
-// all that was mapped before is told, by itself or by another thread, since its block may lie in it; inside an observer
-// nobody waits, and what others, or the thread itself further out, have not finished telling stays mapped. Without observers nothing is noted and `untold` stays 0. Guarded by the heap's lock but for `untold`.
+// Order: an address is unmapped only after its mapping was told. A thread that is about to hand out a block (lane.cpp,
+// device_heap.cpp) waits until all that was mapped before is told, by itself or by another thread, since its block may
+// lie in it; inside an observer nobody waits, and what others, or the thread itself further out, have not finished
+// telling stays mapped. Without observers nothing is noted and `untold` stays 0. Guarded by the heap's lock but for
+// `untold`.
 #pragma once
 #include <atomic>
 #include <condition_variable>
