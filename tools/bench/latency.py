@@ -80,6 +80,7 @@ def measure(
     starts: int,
     scale: float,
     progress: output.Progress,
+    least_seconds: float = 0.0,
 ) -> dict[str, Any]:
     """{"ns": case -> allocator -> spread(), "ratios": case -> other allocator -> ratios.summary() of ours to its,
     "speedup": threads -> that of ours to one thread, "exact_peaks": allocator -> threads -> yes, "enable_ms"}.
@@ -96,6 +97,7 @@ def measure(
                 "rounds": RMM_ROUNDS if grid else ROUNDS,
                 "seconds": RMM_SECONDS if grid else SECONDS,
                 "width": WIDTH,
+                "least_seconds": least_seconds,
             }
             for name, found in workers.run("turns", ALL, options)["samples"].items():
                 for allocator, values in found.items():

@@ -24,6 +24,7 @@ examples:
   python tools/bench/page_cost.py --scale 0.2 --starts 2 --json
 """
 LEAST_WRITES = 3  # of a page that lived long enough to say what it costs
+LEAST_SECONDS = 0.5  # of a case, however fast the machine is: a page is written ten times a second
 BOTH = ("pyalloc", "pyalloc stats_page=off")
 
 
@@ -37,7 +38,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PYALLOC_SHARED_FOLDER"] = folder  # the pages stay there: the racers end without cleaning up
         with Workers() as workers:
-            report = latency.measure(workers, BOTH, tuple(args.case or ("core",)), args.starts, args.scale, progress)
+            cases = tuple(args.case or ("core",))
+            report = latency.measure(workers, BOTH, cases, args.starts, args.scale, progress, LEAST_SECONDS)
             report["machine"] = machine.describe(workers.facts)
         report["pages"] = [cost for path in page_files() if (cost := page_cost(path)) is not None]
     progress.done()

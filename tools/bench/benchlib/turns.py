@@ -28,8 +28,8 @@ Samples = dict[str, dict[str, list[float]]]  # name -> allocator -> a value for 
 
 def run(_: str, options: dict[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
     """options: allocators ("pyalloc stats_page=off": with options of its own), cases (in this order, each in the
-    processes of the one before), scale; rounds at least, seconds of a case at most, width (ratios.known). Answers
-    `samples`.
+    processes of the one before), scale; rounds at least, seconds of a case at most, least_seconds of it where there is
+    a least, width (ratios.known). Answers `samples`.
     """
     racers: list[Racer] = []
     samples: Samples = {}
@@ -48,13 +48,14 @@ def _race(racers: list[Racer], case: str, options: dict[str, Any], samples: Samp
     for racer in racers:
         racer.ask({"case": case, "scale": options["scale"]})  # prepares, and makes a pass that does not count
     names: list[str] = []
-    until = time.monotonic() + options["seconds"]
+    began = time.monotonic()
+    until = began + options["seconds"]
     for number in itertools.count():
         for racer in racers if number % 2 == 0 else reversed(racers):
             for name, ns in racer.ask({"case": None}).items():
                 samples.setdefault(name, {}).setdefault(racer.allocator, []).append(ns)
                 names += [name] if name not in names else []
-        if number + 1 < options["rounds"]:
+        if number + 1 < options["rounds"] or time.monotonic() - began < options.get("least_seconds", 0):
             continue
         if time.monotonic() > until or all(known(samples[name], options["width"]) for name in names):
             return
