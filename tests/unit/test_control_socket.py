@@ -21,7 +21,7 @@ import pyalloc
 from pyalloc import user_folder
 from pyalloc.__main__ import main
 from pyalloc.snapshots import asking, control_socket
-from pyalloc.snapshots.model import loads
+from pyalloc.snapshots.reading import loads
 
 SAMPLE = snapshot_of({"kv": [live(MIB, "request-1")]})
 
