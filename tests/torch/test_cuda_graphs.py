@@ -9,27 +9,9 @@ from collections.abc import Mapping
 
 import pytest
 from conftest import NATIVE, PYALLOC, Run
+from private_pool_program import PRELUDE
 
 both = pytest.mark.parametrize("allocator", [NATIVE, PYALLOC], ids=["native", "pyalloc"])
-
-PRELUDE = """
-import gc, threading, torch
-MIB = 1 << 20
-
-def new(mib):
-    return torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda")
-
-def raises(kind, text, call):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), str(error)
-        return
-    raise AssertionError(f"{call} raised nothing")
-
-def reserved(pool):
-    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool))
-"""
 
 
 @both

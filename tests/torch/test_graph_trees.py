@@ -6,30 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import private_pool_program
 import pytest
 from conftest import NATIVE, PYALLOC, Run
 
 both = pytest.mark.parametrize("allocator", [NATIVE, PYALLOC], ids=["native", "pyalloc"])
 
-PRELUDE = """
-import gc, torch
+PRELUDE = (
+    private_pool_program.PRELUDE
+    + """
 from torch._C import (_cuda_beginAllocateCurrentThreadToPool as begin, _cuda_endAllocateToPool as end,
                       _cuda_releasePool as release, _cuda_getCheckpointState as checkpoint,
                       _cuda_checkPoolLiveAllocations as only_live, _cuda_setCheckpointPoolState as restore)
 from torch._inductor.cudagraph_trees import get_block_addrs
-MIB = 1 << 20
-
-def new(mib):
-    return torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda")
-
-def raises(kind, text, call):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), str(error)
-        return
-    raise AssertionError(f"{call} raised nothing")
 """
+)
 
 
 @both

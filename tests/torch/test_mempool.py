@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 from conftest import NATIVE, PYALLOC, Run
-from mempool_program import PRELUDE
+from private_pool_program import PRELUDE
 
 both = pytest.mark.parametrize("allocator", [NATIVE, PYALLOC], ids=["native", "pyalloc"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import NATIVE, PYALLOC, Run
-from mempool_program import PRELUDE
+from private_pool_program import PRELUDE
 from support import need
 
 

@@ -1,4 +1,4 @@
-"""Programs that use torch.cuda.MemPool."""
+"""What programs of private pools share: MemPools, CUDA graphs, graph trees."""
 
 PRELUDE = """
 import gc, threading, torch
@@ -14,6 +14,9 @@ def raises(kind, text, call):
         assert text in str(error), str(error)
         return
     raise AssertionError(f"{call} raised nothing")
+
+def reserved(pool):
+    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool))
 
 def pools_of(*tensors):
     found = []
