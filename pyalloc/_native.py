@@ -49,8 +49,7 @@ def library_path() -> str:
     path = package_file("libpyalloc.so")
     if path is None:
         raise errors.LibraryError(
-            "libpyalloc.so is not in the package: install pyalloc with pip (a source checkout alone has no library), "
-            "or set PYALLOC_LIBRARY to a built one"
+            f"libpyalloc.so is not in the package: {errors.how_to_install()}, or set PYALLOC_LIBRARY to a built one"
         )
     return str(path.absolute())
 

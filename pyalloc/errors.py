@@ -1,5 +1,10 @@
 """Every exception pyalloc raises. All derive from PyallocError, itself a RuntimeError, as torch's own errors are."""
 
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 
 class PyallocError(RuntimeError):
     """Base of all errors of this package."""
@@ -36,7 +41,9 @@ class UnknownPointerError(PyallocError):
 
 
 class OutOfMemoryError(PyallocError, MemoryError):
-    """The allocator could not find the memory asked for (a torch allocation raises torch.OutOfMemoryError instead)."""
+    """The allocator could not find the memory asked for, in a process without torch: with it, what is raised is
+    torch.OutOfMemoryError.
+    """
 
 
 class MissingPackageError(PyallocError, ImportError):
@@ -45,3 +52,23 @@ class MissingPackageError(PyallocError, ImportError):
 
 class SnapshotError(PyallocError, ValueError):
     """A file that is no snapshot, or a process that cannot be asked for one."""
+
+
+@contextlib.contextmanager
+def as_torch_raises() -> Iterator[None]:
+    """Lack of memory becomes torch.OutOfMemoryError, as programs of torch know it, where torch is imported."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise
+        raise torch.OutOfMemoryError(str(error)) from error
+
+
+def how_to_install() -> str:
+    """What to do where a compiled part of the package is missing."""
+    checkout = Path(__file__).parent.parent
+    if not (checkout / "allocator_cpp").is_dir():
+        return "install pyalloc with pip"
+    return f"{checkout} is a source checkout, which hides an installed pyalloc: `pip install -e .` there, or leave it"

@@ -173,17 +173,17 @@ def escapes(device: Device = None) -> dict[int, int]:
 def lora_prepare(size: int | str, device: Device = None) -> None:
     """Makes room for an adapter of `size` bytes (or "500MiB") that is about to be loaded, beyond the reserve: the load
     then needs no driver call. The memory stays set aside until the next outermost `with pyalloc.pool("lora")` ends, on
-    any thread, or until the next call, also one that fails; 0 only ends it. It comes from idle memory first, then as
-    any memory does when it is short. Raises pyalloc.OutOfMemoryError, which is not torch's, when it cannot be had,
-    StateError without a reserve or where pyalloc is not torch's allocator, DriverError without a GPU; nothing is set
-    aside then.
+    any thread, or until the next call; 0 only ends it. It comes from idle memory first, then as any memory does when it
+    is short. Raises torch.OutOfMemoryError when it cannot be had, StateError without a reserve or where pyalloc is not
+    torch's allocator, DriverError without a GPU; what was set aside before stays so then.
     """
     core = library()
     if not is_enabled() and core.device_count() == 0:
         raise errors.StateError(
             "pyalloc is not torch's allocator in this process: call pyalloc.enable() before the load"
         )
-    core.lora_prepare(device_number(device), core.parse_size(size))
+    with errors.as_torch_raises():
+        core.lora_prepare(device_number(device), core.parse_size(size))
 
 
 def empty_cache() -> None:

@@ -79,11 +79,16 @@ def sampled_blocks(device: Device = None) -> list[SampledBlock]:
         if block["state"] == "active_allocated"
     }
     found = [
-        SampledBlock(frames=frames[row["address"]], **row)
+        SampledBlock(frames=[frame for frame in frames[row["address"]] if _is_python(frame)], **row)
         for row in _rows(_bridge)
         if row["address"] in frames and number in (None, row["device"])
     ]
     return sorted(found, key=lambda block: block.weight, reverse=True)
+
+
+def _is_python(frame: dict[str, Any]) -> bool:
+    """Torch's history has C++ frames as well, unless it was asked for Python's alone."""
+    return str(frame["filename"]).endswith((".py", ">"))  # "<stdin>"
 
 
 def _rows(bridge: ctypes.CDLL) -> list[dict[str, Any]]:

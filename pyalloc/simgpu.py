@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from ._program import split_program
 from ._simgpu_control import Simulation as Simulation
-from .errors import ConfigError, LibraryError, PyallocError, StateError
+from .errors import ConfigError, LibraryError, PyallocError, StateError, how_to_install
 
 VARIABLE = "PYALLOC_SIMGPU"
 CUDA_MAJOR = "13"
@@ -90,7 +90,7 @@ def library_directory() -> Path:
         if all((candidate / name).is_file() for name in LIBRARIES):
             return candidate.resolve()
     looked = ", ".join(str(candidate) for candidate in candidates)
-    raise LibraryError(f"the simulated GPU's libraries are not in {looked}; install pyalloc with pip")
+    raise LibraryError(f"the simulated GPU's libraries are not in {looked}; {how_to_install()}")
 
 
 def active() -> bool:

@@ -52,7 +52,7 @@ def sleep(
     _check_in_use()
     beside = torch_pools.active() if core.device_count() > 0 else None  # else nothing can sleep
     kept_out = contextlib.nullcontext() if beside is None else beside.falling_asleep(set(names.values()))
-    with _Reporter("sleep", progress) as reporter, _TorchErrors(), kept_out:
+    with _Reporter("sleep", progress) as reporter, errors.as_torch_raises(), kept_out:
         return core.sleep(list(names.values()), [name in kept for name in names], reporter.function)
 
 
@@ -67,7 +67,7 @@ def wake(pools: Iterable[str] | None = None, *, progress: Progress | bool | None
     names = _names("pools", [*core.pool_names(), "private"] if pools is None else pools)
     if core.device_count() == 0:
         return  # nothing can sleep
-    with _Reporter("wake", progress) as reporter, _TorchErrors():
+    with _Reporter("wake", progress) as reporter, errors.as_torch_raises():
         core.wake(list(names.values()), reporter.function)
         if (beside := torch_pools.active()) is not None:
             beside.wake(set(names.values()))
@@ -85,18 +85,6 @@ def _check_in_use() -> None:
 
     if not is_enabled() and library().device_count() == 0:
         raise errors.StateError("pyalloc is not torch's allocator in this process: call pyalloc.enable() first")
-
-
-class _TorchErrors:
-    """Lack of memory as torch's programs know it."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        torch = sys.modules.get("torch")
-        if isinstance(error, errors.OutOfMemoryError) and torch is not None:
-            raise torch.OutOfMemoryError(str(error)) from error
 
 
 class _Reporter:

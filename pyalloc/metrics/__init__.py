@@ -60,5 +60,5 @@ def _need_client() -> None:
         import prometheus_client  # noqa: F401
     except ImportError as error:
         raise errors.MissingPackageError(
-            "metrics need the package prometheus_client: pip install 'pyalloc[metrics]'"
+            "metrics need the package prometheus_client: pip install prometheus_client"
         ) from error

@@ -159,3 +159,38 @@ TEST(adapters_prepared_for_leave_no_pieces) {
     if (observed) CHECK_EQ(pyalloc_remove_mapping_observer(&watch, nullptr), PYALLOC_OK);
   }
 }
+
+TEST(a_refused_preparation_leaves_what_was_prepared) {
+  for (bool observed : {false, true}) {
+    Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
+    deallocate(allocate(512));
+    if (observed)
+      CHECK_EQ(pyalloc_add_mapping_observer(&watch, nullptr, PYALLOC_MAPPED | PYALLOC_UNMAPPING), PYALLOC_OK);
+    CHECK_EQ(pyalloc_lora_prepare(0, 300 * kMiB), PYALLOC_OK);
+    for (uint64_t bytes : {2 * kGiB, size_t{UINT64_MAX}}) {
+      CHECK_EQ(pyalloc_lora_prepare(0, bytes), PYALLOC_OUT_OF_MEMORY);
+      CHECK_EQ(figures(PYALLOC_POOL_LORA).reserve, int64_t{364} * 1024 * 1024);
+    }
+    CHECK(valid());
+    std::vector<void*> others = fill_device();
+    simgpu_reset_calls();
+    std::vector<void*> adapter = load(std::vector<size_t>(30, 10 * kMiB));
+    CHECK_EQ(memory_calls(), int64_t{0});
+    for (const auto* blocks : {&adapter, &others})
+      for (void* block : *blocks) deallocate(block);
+    CHECK(valid());
+    if (observed) CHECK_EQ(pyalloc_remove_mapping_observer(&watch, nullptr), PYALLOC_OK);
+  }
+}
+
+TEST(what_an_adapter_left_is_free_memory_of_the_device) {
+  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
+  deallocate(allocate(512));
+  CHECK_EQ(pyalloc_lora_prepare(0, 300 * kMiB), PYALLOC_OK);
+  for (void* block : load({300 * kMiB})) deallocate(block);
+  pyalloc_ledger whole{};
+  whole.size = sizeof whole;
+  CHECK_EQ(pyalloc_get_ledger(0, &whole, nullptr, 0, nullptr), PYALLOC_OK);
+  CHECK_EQ(whole.largest_free, int64_t{300} * 1024 * 1024);  // and not the reserve beside it
+  CHECK_EQ(whole.set_aside, int64_t{64} * 1024 * 1024);
+}

@@ -44,6 +44,10 @@ if hasattr(M, "_allocation_traceback"):
     assert M._allocation_traceback(cache.data_ptr()) == found[1].frames
 del cache
 assert [block.pool for block in pyalloc.sampled_blocks()] == ["weights"]
+M._record_memory_history()  # C++ stacks too
+cache = grow_cache()
+(block,) = [block for block in pyalloc.sampled_blocks() if block.pool == "kv"]
+assert [frame["name"] for frame in block.frames][:2] == ["make", "grow_cache"], block.frames
 """
     )
 

@@ -302,6 +302,7 @@ class DeviceHeap {
   Status try_to_get_up(const std::vector<PoolId>& pools, CopyProgress progress);
   Status set_aside_for_lora(uint64_t bytes);
   void end_prepared();
+  void prepare_again(const Reserve& before, NodeId rest);
   Choice prepared_fit(const Space& space, uint32_t units, StreamIndex stream) const;
   Choice mapped_fit(const Space& space, uint32_t units, StreamIndex stream) const;
   Reserve find_clean(const Space& space, uint64_t from, uint64_t bytes) const;
@@ -381,7 +382,7 @@ class DeviceHeap {
   void each_space(
       Visit&& visit);  // with every lane's lock held, or the heap's where its lanes' `space()` is all that is read
   size_t metadata_bytes(const Space& space) const;
-  uint64_t largest_free_in(const Space& space) const;
+  uint64_t largest_free_in(const Space& space, bool outside = false) const;
   uint64_t largest_remapped_in(const Space& space, int64_t movable) const;
   void pool_figures(PoolId id, pyalloc_pool_stats& stats);
   Pool* pool_counts(PoolId id, pyalloc_pool_stats& stats);

@@ -120,9 +120,13 @@ void DeviceHeap::reset_accumulated_stats() {
   }
 }
 
-uint64_t DeviceHeap::largest_free_in(const Space& space) const {
+// outside: of what others may have, so that runs end where a reserve begins.
+uint64_t DeviceHeap::largest_free_in(const Space& space, bool outside) const {
   uint64_t largest = 0;
   const AddressSpace& memory = space.memory();
+  if (outside && memory.kept) return 0;
+  bool reserves = outside && space.pool().id == PYALLOC_POOL_LORA;
+  auto in = [](const Reserve& one, uint64_t at) { return at >= one.offset && at - one.offset < one.bytes; };
   for (NodeId id = space.extents().first(); id != kNoNode; id = space.extents().range(id).next) {
     const Range& range = space.extents().range(id);
     if (range.state != RangeState::kFree) continue;
@@ -131,7 +135,9 @@ uint64_t DeviceHeap::largest_free_in(const Space& space) const {
     uint64_t end = std::min(start + uint64_t{range.length} * kUnit, uint64_t{memory.highest_used()} * granule_bytes_);
     for (uint64_t at = start; at < end;) {
       uint64_t next = std::min(end, (at / granule_bytes_ + 1) * granule_bytes_);
-      run = memory.slot(static_cast<uint32_t>(at / granule_bytes_)).handle != 0 ? run + next - at : 0;
+      bool counts = memory.slot(static_cast<uint32_t>(at / granule_bytes_)).handle != 0 &&
+                    !(reserves && (in(lora_reserve_, at) || in(lora_prepared_, at)));
+      run = counts ? run + next - at : 0;
       largest = std::max(largest, run);
       at = next;
     }

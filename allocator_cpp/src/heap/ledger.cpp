@@ -65,7 +65,12 @@ void DeviceHeap::add_pools(Figures figures, pyalloc_ledger& ledger, pyalloc_pool
     ledger.asleep += pool.asleep;
     ledger.offloaded += pool.offloaded;
     ledger.set_aside += std::max<int64_t>(0, pool.reserve - pool.allocated);
-    if (pool.reserve == 0) ledger.largest_free = std::max(ledger.largest_free, pool.largest_free);
+    int64_t largest = pool.largest_free;
+    if (pool.reserve > 0)
+      largest = id == PYALLOC_POOL_LORA && figures == Figures::kWithWalks
+                    ? static_cast<int64_t>(largest_free_in(open_pool(id)->coarse, true))
+                    : 0;
+    ledger.largest_free = std::max(ledger.largest_free, largest);
     return pool;
   };
   for (PoolId id = 0; id < static_cast<PoolId>(pool_count()); ++id) {

@@ -75,8 +75,7 @@ Status DeviceHeap::prepare_lora(uint64_t bytes) {
 
 Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   Lock lock(mutex_);
-  end_prepared();
-  if (bytes == 0) return kOk;
+  if (bytes == 0) return end_prepared(), kOk;
   if (lora_reserve_.bytes == 0)
     return fail(PYALLOC_WRONG_STATE, "there is no reserve for LoRA adapters on device %d; set lora_reserve", device_);
   Pool& pool = *open_pool(PYALLOC_POOL_LORA);
@@ -84,14 +83,20 @@ Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   refused_by(kNoPool, false);
   if (bytes > pool.coarse.memory().bytes() / 2) return fail(PYALLOC_OUT_OF_MEMORY, "it is more than the device has");
   ContextScope scope(context_);
+  Reserve before = lora_prepared_;
+  NodeId rest = prepared_rest_;
+  end_prepared();  // its memory comes first
   clean_finished(pool.coarse);
   backing_.undo_stale(SIZE_MAX);
   Reserve wanted = find_clean(pool.coarse, lora_reserve_.bytes, align_up(bytes, kUnit));
-  if (wanted.bytes == 0) return fail(PYALLOC_OUT_OF_MEMORY, "the lora pool has no addresses left for it");
+  if (wanted.bytes == 0) {
+    prepare_again(before, rest);
+    return fail(PYALLOC_OUT_OF_MEMORY, "the lora pool has no addresses left for it");
+  }
   if (backing_.granules().idle() > 0) backing_.poll_streams();
   // What adapters left elsewhere, or would share a handle with this one, is put together from the shelf, by whoever needs
   // it next: so the pool's free memory does not lie about in pieces.
-  backing_.shelve_around(pool.coarse.memory(), wanted.offset, wanted.bytes);
+  if (before.bytes == 0) backing_.shelve_around(pool.coarse.memory(), wanted.offset, wanted.bytes);
   // The null stream asks for it; whoever uses it later is ordered after its earlier uses, which Backing remembers.
   StreamIndex stream = clocks_.index_of(nullptr, true);
   Status status = backing_.commit(pool.coarse.memory(), wanted.offset, wanted.bytes, stream);
@@ -103,10 +108,27 @@ Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
     note_event(EventKind::prepare, device_, pool.id, static_cast<int64_t>(bytes));
   } else {
     refused_by(backing_.refused_by_pool() ? pool.id : kNoPool, backing_.refused_by_limit());
+    std::string why = last_error();
+    prepare_again(before, rest);
+    fail(status, "%s", why.c_str());
   }
   observe();
   self_check();
   return status;
+}
+
+// What was prepared before a call that was refused: idle since a moment ago, so it is had again, but where the search for
+// memory has given some of it to the driver.
+void DeviceHeap::prepare_again(const Reserve& before, NodeId rest) {
+  if (before.bytes == 0) return;
+  Pool& pool = *open_pool(PYALLOC_POOL_LORA);
+  AddressSpace& memory = pool.coarse.memory();
+  for (uint64_t at = before.offset; at < before.offset + before.bytes; at += granule_bytes_)
+    if (memory.slot(static_cast<uint32_t>(at / granule_bytes_)).stale) return;
+  if (memory.slot(static_cast<uint32_t>((before.offset + before.bytes - 1) / granule_bytes_)).stale) return;
+  if (backing_.commit(memory, before.offset, before.bytes, clocks_.index_of(nullptr, true)) != kOk) return;
+  keep(pool, lora_prepared_, before);
+  prepared_rest_ = rest;
 }
 
 void DeviceHeap::end_lora_prepare() {

@@ -110,7 +110,8 @@ void DeviceHeap::survey(DeviceSurvey& found) {
     auto largest = static_cast<int64_t>(largest_free_in(space));
     pool.largest_free = std::max(pool.largest_free, largest);
     pool.largest_remapped = pool.largest_free;  // in a reserve nothing moves
-    if (!in_reserve(space)) found.largest_free = std::max(found.largest_free, largest);
+    if (in_reserve(space)) largest = static_cast<int64_t>(largest_free_in(space, true));
+    found.largest_free = std::max(found.largest_free, largest);
   });
   found.largest_remapped = found.largest_free;
   each_space_alone([&](const Space& space) {
