@@ -66,7 +66,8 @@ def test_a_snapshot_while_a_block_is_being_handed_out(run_on_simgpu: Run, tmp_pa
         program(
             PRELUDE,
             """
-            from pyalloc._native import MAPPING_OBSERVER, library
+            from pyalloc._abi import MAPPING_OBSERVER
+            from pyalloc._native import library
             taken = []
             def on_mapping(context, event):
                 taken.append(len(taken))
