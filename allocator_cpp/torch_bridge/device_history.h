@@ -10,6 +10,8 @@
 //   live_     the live blocks that were told of, or were there before, with their stacks. A block that its thread has not
 //             told of yet, or never will since it did not see in time that somebody listens, is told by the snapshot
 //             that shows it or just before its free, without a stack.
+//   asleep_   live blocks whose memory is gone while their pool sleeps: told as freed when it goes, as allocated when it
+//             is back, and not at all should they be freed meanwhile.
 // A snapshot is taken with the lock held, and what it shows of segments and pending blocks is told first, so that a
 // viewer can go back from it entry by entry.
 //
@@ -82,23 +84,28 @@ class DeviceHistory {
   // --- what happens; called without the lock ---
   void allocated(const BlockFacts& block, Context context) {
     std::lock_guard<std::mutex> lock(mutex_);
-    tell_mapping_of(block, context);
+    const bool awake = tell_mapping_of(block, context);
     complete_frees(block.begin(), block.end());
+    if (!awake) {
+      asleep_[block.begin()] = {std::move(context)};
+      return;
+    }
     Live& live = live_[block.begin()];
     live.context = context;
     if (!std::exchange(live.told_by_snapshot, false)) tell(TraceEntry::ALLOC, block, std::move(context));
     look_at_one_pending();
   }
 
-  // The block is about to be freed. Returns a number for free_done().
+  // The block is about to be freed. Returns a number for free_done(), 0 where there is nothing to tell.
   uint64_t free_requested(const BlockFacts& block, Context context) {
     std::lock_guard<std::mutex> lock(mutex_);
     complete_frees(block.begin(), block.begin() + 1);  // freed twice: the core refuses one of them
+    if (asleep_.erase(block.begin()) > 0) return 0;
     if (auto found = live_.find(block.begin()); found != live_.end()) {
       if (!context) context = std::move(found->second.context);
       live_.erase(found);
     } else {
-      tell_mapping_of(block, nullptr);
+      if (!tell_mapping_of(block, nullptr)) return 0;
       tell(TraceEntry::ALLOC, block, nullptr);
     }
     tell(TraceEntry::FREE_REQUESTED, block, context);
@@ -168,6 +175,7 @@ class DeviceHistory {
     mapped_.clear();
     pending_.clear();
     live_.clear();
+    asleep_.clear();
   }
   // Tells what the segments of a snapshot show and was not told, marks blocks that are just being freed, and gives each
   // live block its stack.
@@ -175,8 +183,9 @@ class DeviceHistory {
   void tell_snapshot(size_t active) { tell(TraceEntry::SNAPSHOT, 0, active, nullptr, {}, user_metadata, nullptr); }
   std::vector<TraceEntry> entries() const { return entries_.in_order(); }
   Context context_at(uint64_t address) const {
-    auto found = live_.find(address);
-    return found != live_.end() ? found->second.context : nullptr;
+    if (auto found = live_.find(address); found != live_.end()) return found->second.context;
+    auto found = asleep_.find(address);
+    return found != asleep_.end() ? found->second.context : nullptr;
   }
 
  private:
@@ -244,8 +253,10 @@ class DeviceHistory {
       tell_segment(TraceEntry::SEGMENT_MAP, low, high, context);
       track_piece(TraceEntry::SEGMENT_ALLOC, low, high);
     });
+    wake(begin, end);
   }
   void remove_mapped(uint64_t begin, uint64_t end, const Context& context) {
+    put_to_sleep(begin, end);
     mapped_.remove(begin, end, [&](uint64_t low, uint64_t high, uint64_t piece, uint64_t piece_end) {
       tell_segment(TraceEntry::SEGMENT_UNMAP, low, high, context);
       track_piece(TraceEntry::SEGMENT_FREE, piece, piece_end);
@@ -253,13 +264,47 @@ class DeviceHistory {
       track_piece(TraceEntry::SEGMENT_ALLOC, high, piece_end);
     });
   }
-  void tell_mapping_of(const BlockFacts& block, const Context& context) {
-    if (mapped_.contains(block.begin(), block.end())) return;
+  // False: there is no memory, since the block's pool sleeps.
+  bool tell_mapping_of(const BlockFacts& block, const Context& context) {
+    if (mapped_.contains(block.begin(), block.end())) return true;
     pyalloc_block_info info{};
     info.size = sizeof info;
-    if (core->find_block(block.view.address, &info) != PYALLOC_OK) return;
+    if (core->find_block(block.view.address, &info) != PYALLOC_OK) return true;  // freed already
     const auto segment = reinterpret_cast<uint64_t>(info.segment);
     add_mapped(segment, segment + info.segment_bytes, context);
+    return info.segment_bytes > 0;
+  }
+  static bool is_live(uint64_t address, BlockFacts& block) {
+    return block_at(reinterpret_cast<void*>(address), block) && block.view.state == PYALLOC_BLOCK_LIVE;
+  }
+  // Only the memory of a pool that falls asleep goes while blocks lie in it, and then all of it.
+  void put_to_sleep(uint64_t begin, uint64_t end) {
+    for (auto at = live_.lower_bound(begin); at != live_.end() && at->first < end;) {
+      auto one = live_.extract(at++);
+      BlockFacts block{};
+      if (!is_live(one.key(), block)) continue;
+      tell(TraceEntry::FREE_REQUESTED, block, one.mapped().context);
+      tell(TraceEntry::FREE_COMPLETED, block, one.mapped().context);
+      asleep_.insert(std::move(one));
+    }
+  }
+  // Those that lie in memory that is mapped again, which may come in pieces.
+  void wake(uint64_t begin, uint64_t end) {
+    if (asleep_.empty()) return;
+    auto at = asleep_.lower_bound(begin);
+    if (at != asleep_.begin()) --at;
+    while (at != asleep_.end() && at->first < end) {
+      BlockFacts block{};
+      const bool live = is_live(at->first, block);
+      if (live && !mapped_.contains(block.begin(), block.end())) {
+        ++at;
+        continue;
+      }
+      auto one = asleep_.extract(at++);
+      if (!live) continue;
+      tell(TraceEntry::ALLOC, block, one.mapped().context);
+      live_.insert(std::move(one));
+    }
   }
 
   static bool waits(const PendingFree& one) {
@@ -293,7 +338,7 @@ class DeviceHistory {
   Ring<TraceEntry> entries_;
   MappedRanges mapped_;
   Pending pending_;
-  std::unordered_map<uint64_t, Live> live_;
+  std::map<uint64_t, Live> live_, asleep_;
   uint64_t tickets_ = 0, looked_at_ = 0;
 };
 
@@ -301,25 +346,17 @@ inline void DeviceHistory::reconcile(std::vector<SegmentInfo>& segments) {
   MappedRanges gone = mapped_;
   std::unordered_map<uint64_t, bool> freed;  // by address: whether the snapshot still shows the block
   for (const auto& [address, one] : pending_) freed[address] = false;
-  std::vector<uint64_t> untold;
   for (SegmentInfo& segment : segments) {
     if (segment.device != device_) continue;
     gone.remove(segment.address, segment.address + segment.total_size, [](uint64_t, uint64_t, uint64_t, uint64_t) {});
     each_block(segment, [&](uint64_t address, BlockInfo& block) {
-      if (!block.active) return;
-      if (auto found = freed.find(address); found != freed.end()) {
-        found->second = true;
-        if (!block.allocated) return;  // else another thread is between asking for the free and doing it
-        block.allocated = false;
-        segment.allocated_size -= block.size;
-        segment.requested_size -= block.requested_size;
-      } else if (block.allocated) {
-        auto live = live_.find(address);
-        if (live != live_.end())
-          block.context_when_allocated = live->second.context;
-        else
-          untold.push_back(address);
-      }
+      auto found = block.active ? freed.find(address) : freed.end();
+      if (found == freed.end()) return;
+      found->second = true;
+      if (!block.allocated) return;  // else another thread is between asking for the free and doing it
+      block.allocated = false;
+      segment.allocated_size -= block.size;
+      segment.requested_size -= block.requested_size;
     });
   }
   for (const auto& [address, shown] : freed)
@@ -327,11 +364,18 @@ inline void DeviceHistory::reconcile(std::vector<SegmentInfo>& segments) {
   for (const auto& [begin, end] : gone.ranges()) remove_mapped(begin, end, nullptr);
   for (const SegmentInfo& segment : segments)
     if (segment.device == device_) add_mapped(segment.address, segment.address + segment.total_size, nullptr);
-  for (uint64_t address : untold) {
-    BlockFacts block{};
-    if (!block_at(reinterpret_cast<void*>(address), block)) continue;
-    tell(TraceEntry::ALLOC, block, nullptr);
-    live_[address].told_by_snapshot = true;
+  for (SegmentInfo& segment : segments) {
+    if (segment.device != device_) continue;
+    each_block(segment, [&](uint64_t address, BlockInfo& block) {
+      if (!block.allocated) return;
+      BlockFacts facts{};
+      if (auto live = live_.find(address); live != live_.end()) {
+        block.context_when_allocated = live->second.context;
+      } else if (block_at(reinterpret_cast<void*>(address), facts)) {
+        tell(TraceEntry::ALLOC, facts, nullptr);
+        live_[address].told_by_snapshot = true;
+      }
+    });
   }
 }
 

@@ -26,6 +26,12 @@ TEST(contents_come_back_at_the_same_addresses) {
     CHECK_EQ(released, used - 4 * kMiB);
     CHECK_EQ(stats().allocated_bytes[0].current, allocated);  // its blocks live on
     CHECK(unmapped(blocks[0].at) && !unmapped(other));
+    pyalloc_block_info info{};
+    info.size = sizeof info;
+    for (const Block& one : blocks) {
+      CHECK_EQ(pyalloc_find_block(one.at, &info), PYALLOC_OK);
+      CHECK(info.block == one.at && info.segment_bytes == 0);
+    }
     CHECK(valid());
     // Somebody else has the memory meanwhile.
     void* guest = allocate(900 * kMiB);

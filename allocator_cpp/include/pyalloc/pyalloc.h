@@ -81,7 +81,7 @@ typedef struct pyalloc_block_info {
   void* stream;
   size_t requested;
   size_t allocated;
-  void* segment; /* start and bytes of the mapped run around it */
+  void* segment; /* start and bytes of the mapped run around it; no bytes while its pool sleeps */
   size_t segment_bytes;
 } pyalloc_block_info;
 pyalloc_status pyalloc_find_block(const void* address, pyalloc_block_info* info);

@@ -36,10 +36,11 @@ Status DeviceHeap::find_block(Space& space, uint64_t address, pyalloc_block_info
   Lock lock(mutex_);
   const AddressSpace& memory = space.memory();
   auto first = static_cast<uint32_t>(space.offset(address) / granule_bytes_), end = first + 1;
-  while (first > 0 && memory.slot(first - 1).handle != 0) --first;
-  while (end < memory.slots() && memory.slot(end).handle != 0) ++end;
+  bool asleep = memory.slot(first).handle == 0;
+  while (!asleep && first > 0 && memory.slot(first - 1).handle != 0) --first;
+  while (!asleep && end < memory.slots() && memory.slot(end).handle != 0) ++end;
   info.segment = reinterpret_cast<void*>(memory.address(first));
-  info.segment_bytes = uint64_t{end - first} * granule_bytes_;
+  info.segment_bytes = asleep ? 0 : uint64_t{end - first} * granule_bytes_;
   return kOk;
 }
 
