@@ -157,3 +157,17 @@ TEST(closing_while_asleep_loses_nothing) {
   free_all(weights);
   CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
 }
+
+// What was enqueued may still be on its way to memory that goes again.
+TEST(a_copy_that_cannot_be_waited_for_is_over_before_its_memory_goes) {
+  Gpu gpu("memory:256MiB,streams:deferred,seed:3");
+  std::vector<Block> blocks = furnish(kWeights, nullptr, 5);
+  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+  CHECK_EQ(simgpu_fail("cuStreamSynchronize", 1, 0, cuda::kUnknown), 0);
+  CHECK_EQ(wake({kWeights}), PYALLOC_DRIVER_ERROR);
+  gpu.check_no_violations();
+  simgpu_clear_faults();
+  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+  CHECK(intact(blocks) && valid());
+  free_all(blocks);
+}

@@ -255,6 +255,7 @@ void DeviceHeap::lie_back() {
   std::string why = last_error();
   while_all_locked([&] {
     ContextScope scope(context_);
+    finish_all();  // a copy whose wait failed may be under way
     for (Pool* pool : pools_that(Rest::kGettingUp)) {
       backing_.lay_down(memories_of(*pool), pool->sleep.sleepers);
       set_rest(*pool, Rest::kAsleep);
