@@ -5,7 +5,7 @@ Small ones: Llama-3.2-1B, q_proj and v_proj, bf16, ranks 8 to 128 (1.6 to 26 MiB
 but the reserve of 64 MiB is full; torch's allocators get the same 64 MiB free, and where they cannot load they must
 unload another adapter first. Large ones, with --adapters TRACE: those of the trace's rows tagged `adapter`, which do
 not fit the reserve, on a device with 6 GiB free: overflowing to the general pool, and prepared for with lora_prepare().
-External fragmentation of the lora pool is that after each load, where at least 1 % of the pool is free.
+External fragmentation of the lora pool is that after each load, however little is free.
 """
 
 from __future__ import annotations

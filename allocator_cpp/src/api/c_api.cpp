@@ -4,6 +4,7 @@
 
 #include "api/registry.h"
 #include "api/thread_scope.h"
+#include "base/cold.h"
 #include "base/json_text.h"
 #include "driver/driver.h"
 #include "heap/address_map.h"

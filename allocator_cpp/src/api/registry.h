@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "api/config.h"
-#include "base/check.h"
+#include "base/cold.h"
 #include "base/ranked_mutex.h"
 #include "heap/device_heap.h"
 #include "ipc/exporter.h"

@@ -22,6 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/cold.h"
 #include "driver/driver.h"
 #include "facts/block_counters.h"
 #include "facts/counters.h"

@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 
+#include "base/cold.h"
 #include "facts/block_counters.h"
 #include "heap/lifetimes.h"
 #include "heap/pool.h"

@@ -123,9 +123,9 @@ void DeviceHeap::prepare_again(const Reserve& before, NodeId rest) {
   if (before.bytes == 0) return;
   Pool& pool = *open_pool(PYALLOC_POOL_LORA);
   AddressSpace& memory = pool.coarse.memory();
-  for (uint64_t at = before.offset; at < before.offset + before.bytes; at += granule_bytes_)
-    if (memory.slot(static_cast<uint32_t>(at / granule_bytes_)).stale) return;
-  if (memory.slot(static_cast<uint32_t>((before.offset + before.bytes - 1) / granule_bytes_)).stale) return;
+  auto last = static_cast<uint32_t>((before.offset + before.bytes - 1) / granule_bytes_);
+  for (auto index = static_cast<uint32_t>(before.offset / granule_bytes_); index <= last; ++index)
+    if (memory.slot(index).stale) return;
   if (backing_.commit(memory, before.offset, before.bytes, clocks_.index_of(nullptr, true)) != kOk) return;
   keep(pool, lora_prepared_, before);
   prepared_rest_ = rest;
@@ -191,7 +191,8 @@ DeviceHeap::Choice DeviceHeap::mapped_fit(const Space& space, uint32_t units, St
 }
 
 // A block of the lora pool while there is a reserve: in what was prepared, so that the reserve stays for others, else
-// where memory is mapped already, in a short mapped run that fits; own and clean ranges first, then, after a wait on the GPU, those of other streams.
+// where memory is mapped already, in a short mapped run that fits; own and clean ranges first, then, after a wait on
+// the GPU, those of other streams.
 Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream, uint64_t requested, NodeId& placed) {
   Extents& extents = space.extents();
   const AddressSpace& memory = space.memory();

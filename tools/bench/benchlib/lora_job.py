@@ -115,8 +115,7 @@ def run(allocator: str, options: Mapping[str, Any], library: ctypes.CDLL) -> dic
         if loads.ours:
             pools = allocator_setup.pyalloc_pools()["lora"]
             free = pools["reserved"] - pools["allocated"]
-            if free >= pools["reserved"] / 100:  # less than that is in nobody's way, wherever it lies
-                external.append(1 - pools["largest_free"] / free)
+            external.append(1 - pools["largest_free"] / free if free > 0 else 0.0)
     answer: dict[str, Any] = {
         "microseconds": loads.microseconds,
         "modelled": loads.modelled,
