@@ -27,7 +27,6 @@ LONG_FILE = 400
 LONG_FILES = {  # why these may be longer
     "allocator_cpp/include/pyalloc/pyalloc.h": "the whole C ABI is one header, with its reference",
     "allocator_cpp/src/heap/backing.cpp": "finding memory for a place, putting it there and undoing that share books",
-    "allocator_cpp/src/heap/device_heap.cpp": "opening, and a block's ways in and out; all else has own files",
     "allocator_cpp/src/heap/device_heap.h": "one class, whose code is in the files of this folder",
 }
 FOREIGN = re.compile(r"^(cuda|nvml|nvrtc|cublas|torch/|ATen/|c10/|Python\.h|pybind11/)")

@@ -5,7 +5,7 @@ Small ones: Llama-3.2-1B, q_proj and v_proj, bf16, ranks 8 to 128 (1.6 to 26 MiB
 but the reserve of 64 MiB is full; torch's allocators get the same 64 MiB free, and where they cannot load they must
 unload another adapter first. Large ones, with --adapters TRACE: those of the trace's rows tagged `adapter`, which do
 not fit the reserve, on a device with 6 GiB free: overflowing to the general pool, and prepared for with lora_prepare().
-External fragmentation of the lora pool is that after each load, however little is free.
+External fragmentation of the lora pool is that after each load, however little is free. --seed orders the loads.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def main() -> int:
         "--occupancy", type=int, default=60, metavar="MIB", help="most of the 64 MiB in use (default 60)"
     )
     parser.add_argument("--adapters", type=output.file_argument, metavar="TRACE", help="large ones as well")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the order of loads (default 1)")
     args = parser.parse_args()
     largest = sum(small_adapter(max(RANKS))) >> 20
     if args.loads < 1:
@@ -53,6 +54,7 @@ def main() -> int:
         "loads": args.loads,
         "occupancy": args.occupancy << 20,
         "capacity": CAPACITY,
+        "seed": args.seed,
     }
     with Workers() as workers:
         for allocator in ALLOCATORS:
@@ -68,6 +70,7 @@ def main() -> int:
                 "loads": LARGE_LOADS,
                 "occupancy": LARGE_OCCUPANCY,
                 "capacity": LARGE_CAPACITY,
+                "seed": args.seed,
                 "leave": ROOM,
                 "prepare": prepare,
                 "enable": {"lora_reserve": RESERVE},

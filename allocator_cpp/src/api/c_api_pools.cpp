@@ -61,7 +61,7 @@ pyalloc_status pyalloc_pop_pool(int pool) {
       Registry::instance().dead())
     return status;
   for (DeviceHeap* heap : Registry::instance().open_heaps())
-    arena ? heap->end_step(static_cast<PoolId>(pool)) : heap->end_lora_prepare();
+    arena ? heap->end_step(static_cast<PoolId>(pool)) : heap->end_lora_load();
   return status;
 }
 

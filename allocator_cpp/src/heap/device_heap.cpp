@@ -184,16 +184,7 @@ Status DeviceHeap::allocate_in(PoolId id, cuda::Stream stream, bool owned, size_
   Lane* lane = lane_of(*pool, stream, owned, arena);
   if (lane == nullptr) return PYALLOC_INVALID_ARGUMENT;
   if (arena) return lane->allocate(bytes, pointer);
-  if (id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) {
-    status = allocate_coarse(*lane, pool->coarse, bytes, pointer);
-    if (status != PYALLOC_OUT_OF_MEMORY || !lora_overflow_) return status;
-    status = allocate_in(kGeneralPool, stream, owned, bytes, pointer);
-    if (status == kOk) {
-      count(counters_.lora_overflows);
-      note_event(EventKind::overflow, device_, id, static_cast<int64_t>(bytes));
-    }
-    return status;
-  }
+  if (id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) return allocate_adapter(*lane, stream, owned, bytes, pointer);
   if (pool->policy.contiguous && !guard_)
     return allocate_coarse(*lane, bytes < granule_bytes_ ? *pool->large_pages : pool->coarse, bytes, pointer);
   if (pool->large_pages != nullptr && bytes > kLargestFine && bytes >= kv_large_threshold_ &&

@@ -27,6 +27,7 @@
 #include "facts/block_counters.h"
 #include "facts/counters.h"
 #include "facts/event_log.h"
+#include "heap/adapter_loads.h"
 #include "heap/backing.h"
 #include "heap/checkpoint.h"
 #include "heap/lane.h"
@@ -178,7 +179,8 @@ class DeviceHeap {
   static constexpr const char* kReserveFull = "the reserve for LoRA adapters has no room for it";
   // Maps `bytes` more for the lora pool, ahead of a load; 0: no more than the reserve. All or nothing; one try.
   Status prepare_lora(uint64_t bytes);
-  void end_lora_prepare();
+  // The calling thread left its outermost scope of the lora pool: its load has ended, and what was prepared.
+  void end_lora_load();
 
   Status set_fraction(double fraction);
   double fraction() const { return fraction_.load(std::memory_order_relaxed); }
@@ -302,6 +304,8 @@ class DeviceHeap {
   Status finish_all();
   Status try_to_get_up(const std::vector<PoolId>& pools, CopyProgress progress);
   Status set_aside_for_lora(uint64_t bytes);
+  Status allocate_adapter(Lane& lane, cuda::Stream stream, bool owned, size_t bytes, void** pointer);
+  bool enter_load(const Pool& pool, uint64_t bytes);
   void end_prepared();
   void prepare_again(const Reserve& before, NodeId rest);
   Choice prepared_fit(const Space& space, uint32_t units, StreamIndex stream) const;
@@ -424,7 +428,8 @@ class DeviceHeap {
   PoolId next_private_pool_ = kMostPools;
   uint64_t pool_lives_ = 0;
   Reserve lora_reserve_, lora_prepared_;  // of the lora pool
-  NodeId prepared_rest_ = kNoNode;        // where the last block of a prepared load ended; a guess: ranges come and go
+  AdapterLoads adapter_loads_;
+  NodeId prepared_rest_ = kNoNode;  // where the last block of a prepared load ended; a guess: ranges come and go
   std::deque<Lane> lanes_;
   std::deque<std::unique_ptr<Lifetimes>> lifetimes_;  // by stream
   // By a hash of the pool and the stream, the lane seen there last: the hot path takes no lock to find one. Only of

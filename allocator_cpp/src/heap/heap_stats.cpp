@@ -161,7 +161,7 @@ bool DeviceHeap::validate(std::string& reason) {
 bool DeviceHeap::validate_locked(std::string& reason) {
   for (Lane& lane : lanes_)
     if (!lane.validate(reason)) return false;
-  if (!backing_.validate(reason)) return false;
+  if (!backing_.validate(reason) || !adapter_loads_.validate(reason)) return false;
   bool good = true;
   int64_t live = 0, waiting = 0;
   MappedTotals totals[kKinds];

@@ -12,7 +12,8 @@
 // What is allocated in a scope of the workspace pool lies in an arena of its stream: a lane with blocks of every size.
 //
 // The lora pool has a reserve (reserve.cpp): mapped memory that is never idle, so that nobody takes it, in which loads
-// need no driver call. While there is one, the pool's blocks go nowhere else in it.
+// need no driver call. While there is one, the pool's blocks go nowhere else in it. Loads that are known not to fit it
+// (adapter_loads.h) go to the general pool.
 //
 // Torch's private pools are pools as well, laid out as the general one; what is special about them is in
 // private_pools.h.

@@ -131,8 +131,9 @@ void DeviceHeap::prepare_again(const Reserve& before, NodeId rest) {
   prepared_rest_ = rest;
 }
 
-void DeviceHeap::end_lora_prepare() {
+void DeviceHeap::end_lora_load() {
   Lock lock(mutex_);
+  adapter_loads_.end();
   end_prepared();
 }
 
@@ -188,6 +189,57 @@ DeviceHeap::Choice DeviceHeap::mapped_fit(const Space& space, uint32_t units, St
     });
   }
   return choice;
+}
+
+// A block of a load that begins or goes on, counted ahead. Whether it goes to the general pool at once, for the load as a
+// whole is known not to fit.
+bool DeviceHeap::enter_load(const Pool& pool, uint64_t bytes) {
+  AdapterLoads::Load* load = adapter_loads_.current();
+  if (load == nullptr) {
+    if (lora_prepared_.bytes > 0 || pool.sleep.rest != Rest::kAwake) return false;  // it says nothing of the reserve
+    load = &adapter_loads_.begin(bytes);
+    uint64_t need = adapter_loads_.need(bytes), free = 0;
+    const Extents& extents = pool.coarse.extents();
+    for (NodeId id = extents.first(); need > 0 && id != kNoNode; id = extents.range(id).next) {
+      const Range& range = extents.range(id);
+      uint64_t start = uint64_t{range.start} * kUnit;
+      if (start >= lora_reserve_.bytes) break;
+      if (range.state == RangeState::kFree)
+        free += std::min(uint64_t{range.length} * kUnit, lora_reserve_.bytes - start);
+    }
+    load->elsewhere = need > free;
+  }
+  load->bytes += bytes;
+  return load->elsewhere;
+}
+
+// A block of the lora pool while there is a reserve. What overflows goes to the general pool.
+Status DeviceHeap::allocate_adapter(Lane& lane, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
+  Pool& pool = lane.pool();
+  uint64_t rounded = align_up(bytes, kUnit);
+  bool elsewhere = false;
+  {
+    Lock lock(mutex_);
+    elsewhere = lora_overflow_ && enter_load(pool, rounded);
+  }
+  auto overflow = [&] {
+    Status status = allocate_in(kGeneralPool, stream, owned, bytes, pointer);
+    if (status != kOk) return status;
+    {
+      Lock lock(mutex_);
+      if (AdapterLoads::Load* load = adapter_loads_.current()) load->overflowed = true;
+    }
+    count(counters_.lora_overflows);
+    note_event(EventKind::overflow, device_, pool.id, static_cast<int64_t>(bytes));
+    return status;
+  };
+  Status status = elsewhere ? overflow() : PYALLOC_OUT_OF_MEMORY;
+  if (status == PYALLOC_OUT_OF_MEMORY) status = allocate_coarse(lane, pool.coarse, bytes, pointer);
+  if (status == PYALLOC_OUT_OF_MEMORY && lora_overflow_) status = overflow();
+  if (status == kOk || !lora_overflow_) return status;
+  Lock lock(mutex_);
+  if (AdapterLoads::Load* load = adapter_loads_.current()) load->bytes -= std::min(load->bytes, rounded);
+  return status;
 }
 
 // A block of the lora pool while there is a reserve: in what was prepared, so that the reserve stays for others, else

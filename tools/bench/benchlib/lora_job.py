@@ -31,7 +31,7 @@ class Loads:
         self.modelled: list[float] = []
         self.preparing = [0.0]
         self.calls = 0
-        self._random = random.Random(1)
+        self._random = random.Random(int(options["seed"]))
 
     def fill(self, leave: int) -> None:
         """Takes all memory but `leave` bytes for something else, in ever smaller pieces."""
@@ -100,11 +100,11 @@ class Loads:
 
 def run(allocator: str, options: Mapping[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
     """options: adapters (lists of tensors' bytes), loads, occupancy (bytes), capacity, leave (bytes not filled),
-    prepare (whether lora_prepare comes before each load), enable.
+    prepare (whether lora_prepare comes before each load), seed, enable.
     """
     loads = Loads(allocator, options)
     loads.fill(int(options["leave"]))
-    chooser, external = random.Random(2), [0.0]
+    chooser, external = random.Random(int(options["seed"]) + 1), [0.0]
     for _ in range(int(options["loads"])):
         sizes = chooser.choice(options["adapters"])
         while loads.adapters and loads.occupied + sum(sizes) > int(options["occupancy"]):
