@@ -160,14 +160,24 @@ TEST(closing_while_asleep_loses_nothing) {
 
 // What was enqueued may still be on its way to memory that goes again.
 TEST(a_copy_that_cannot_be_waited_for_is_over_before_its_memory_goes) {
-  Gpu gpu("memory:256MiB,streams:deferred,seed:3");
-  std::vector<Block> blocks = furnish(kWeights, nullptr, 5);
-  CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
-  CHECK_EQ(simgpu_fail("cuStreamSynchronize", 1, 0, cuda::kUnknown), 0);
-  CHECK_EQ(wake({kWeights}), PYALLOC_DRIVER_ERROR);
-  gpu.check_no_violations();
-  simgpu_clear_faults();
-  CHECK_EQ(wake({kWeights}), PYALLOC_OK);
-  CHECK(intact(blocks) && valid());
-  free_all(blocks);
+  for (bool device_fails : {false, true}) {
+    Gpu gpu("memory:256MiB,streams:deferred,seed:3");
+    std::vector<Block> blocks = furnish(kWeights, nullptr, 5);
+    int64_t lain = figures(kWeights).used;
+    CHECK_EQ(sleep({kWeights}, {kWeights}), PYALLOC_OK);
+    CHECK_EQ(simgpu_fail("cuStreamSynchronize", 1, 0, cuda::kUnknown), 0);
+    if (device_fails) CHECK_EQ(simgpu_fail("cuCtxSynchronize", 1, 0, cuda::kUnknown), 0);
+    for (int tries = 0; tries < 2; ++tries) {
+      CHECK_EQ(wake({kWeights}), PYALLOC_DRIVER_ERROR);
+      gpu.check_no_violations();
+      CHECK_EQ(figures(kWeights).asleep,
+               device_fails ? 0 : lain);  // else the memory stays, and waits for the next wake
+      CHECK(in_pool(kWeights, 512) == nullptr && says("sleeps on device"));
+      CHECK(valid());
+    }
+    simgpu_clear_faults();
+    CHECK_EQ(wake({kWeights}), PYALLOC_OK);
+    CHECK(intact(blocks) && valid());
+    free_all(blocks);
+  }
 }

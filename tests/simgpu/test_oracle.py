@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -164,6 +165,39 @@ def test_live_blocks(start: Start) -> None:
     assert all("under the live block" in text for text in texts)
     gpu.oracle("alloc", address, 64, stream)
     assert "not fully mapped" in gpu.take_violations()[-1]
+
+
+def asleep(gpu: SimulatedDriver, address: int, on: bool) -> None:
+    gpu.library.simgpu_oracle_sleep(ctypes.c_uint64(address), ctypes.c_size_t(GRANULE), on)
+
+
+def test_memory_may_go_under_live_blocks_that_sleep_once_their_uses_are_complete(start: Start) -> None:
+    gpu = start("oracle:on")
+    address, stream = gpu.mapped(), gpu.stream()
+    gpu.oracle("alloc", address, 4096, stream)
+    gpu.ok("cuStreamSynchronize", stream)
+    asleep(gpu, address, True)  # it was used until now
+    gpu.ok("cuMemUnmap", address, GRANULE)
+    gpu.violated("asleep before the last use")
+
+
+def test_a_free_of_what_sleeps_is_no_use(start: Start) -> None:
+    gpu = start("oracle:on")
+    address, stream = gpu.mapped(), gpu.stream()
+    gpu.oracle("alloc", address, 4096, stream)
+    gpu.oracle("alloc", address + 4096, 4096, stream)
+    asleep(gpu, address, True)
+    gpu.ok("cuStreamSynchronize", stream)
+    gpu.ok("cuMemUnmap", address, GRANULE)
+    gpu.oracle("free", address, 4096, stream)
+    handle = gpu.create()
+    gpu.map(address, handle)  # a wake that is given up
+    gpu.ok("cuMemUnmap", address, GRANULE)
+    gpu.map(address, handle)
+    asleep(gpu, address, False)  # awake: from now on a free is a use
+    gpu.oracle("free", address + 4096, 4096, stream)
+    gpu.ok("cuMemUnmap", address, GRANULE)
+    gpu.violated("unmapped before the last use")
 
 
 def test_freeing_plain_memory_waits_and_so_is_ordered(start: Start) -> None:

@@ -132,7 +132,7 @@ void Oracle::alloc(uint64_t address, uint64_t bytes, StreamObject& stream) {
     erase(&by_physical_, at, piece.bytes);
   }
   erase(&by_address_, address, bytes);
-  live_[address] = {bytes, {stream.id}};
+  live_[address] = {bytes, {stream.id}, {}};
 }
 
 void Oracle::record(uint64_t address, uint64_t bytes, StreamObject& stream) {
@@ -152,6 +152,12 @@ StreamObject* Oracle::home(uint64_t address) const {
   return found != live_.end() ? simulation_->scheduler.stream(found->second.streams.front()) : nullptr;
 }
 
+Oracle::Uses Oracle::uses_until_now(const Block& block) const {
+  Uses uses;
+  for (uint32_t id : block.streams) uses.push_back({id, ++simulation_->scheduler.stream(id)->tick});
+  return uses;
+}
+
 void Oracle::free(uint64_t address, uint64_t bytes, StreamObject& stream) {
   if (!enabled_ || bytes == 0) return;
   auto it = live_.find(address);
@@ -161,20 +167,26 @@ void Oracle::free(uint64_t address, uint64_t bytes, StreamObject& stream) {
     return;
   }
   record(address, bytes, stream);
-  Range range{bytes, address, {}};
-  for (uint32_t id : it->second.streams) range.uses.push_back({id, ++simulation_->scheduler.stream(id)->tick});
+  Uses uses = uses_until_now(it->second);
   live_.erase(it);
   erase(&by_address_, address, bytes);
-  by_address_[address] = range;
-  std::vector<Piece> pieces;
-  simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces);
-  uint64_t done = 0;
-  for (const Piece& piece : pieces) {
-    uint64_t at = piece.physical->address + piece.offset;
-    Range part{piece.bytes, address + done, range.uses};
-    erase(&by_physical_, at, piece.bytes);
-    by_physical_[at] = part;
-    done += piece.bytes;
+  Range* run = nullptr;
+  for (uint64_t at = address, end; at < address + bytes; at = end) {  // by granules
+    end = std::min(address + bytes, (at / kGranularity + 1) * kGranularity);
+    if (auto slept = asleep_.find(at / kGranularity * kGranularity); slept != asleep_.end() && slept->second) {
+      run = nullptr;
+      continue;
+    }
+    if (run == nullptr) run = &(by_address_[at] = {0, at, uses});
+    run->bytes += end - at;
+    std::vector<Piece> pieces;
+    simulation_->space.translate(at, end - at, AddressSpace::kAnyDevice, true, &pieces);
+    for (const Piece& piece : pieces) {
+      uint64_t behind = piece.physical->address + piece.offset;
+      erase(&by_physical_, behind, piece.bytes);
+      by_physical_[behind] = {piece.bytes, at, uses};
+      at += piece.bytes;
+    }
   }
 }
 
@@ -182,11 +194,13 @@ void Oracle::sleep(uint64_t address, uint64_t bytes, bool asleep) {
   if (!enabled_) return;
   for (uint64_t at = address; at < address + bytes; at += kGranularity) {
     if (asleep) {
-      asleep_.insert(at);
+      asleep_[at] = false;
     } else {
       asleep_.erase(at);
     }
   }
+  if (!asleep) return;
+  overlapping(live_, address, bytes, [&](uint64_t, Block& block) { block.before_sleep = uses_until_now(block); });
 }
 
 void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
@@ -194,12 +208,18 @@ void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
   Violations& violations = simulation_->violations;
   bool on_purpose = true;
   for (uint64_t at = address; at < address + bytes; at += kGranularity) on_purpose &= asleep_.count(at) > 0;
+  uint32_t late = 0;
   overlapping(live_, address, bytes, [&](uint64_t at, const Block& block) {
-    if (on_purpose) return;
+    if (on_purpose && covers(host_, block.before_sleep, &late)) return;
+    if (on_purpose) {
+      violations.add("0x%llx+%llu asleep before the last use of 0x%llx+%llu on stream %u is known to be complete",
+                     (unsigned long long)address, (unsigned long long)bytes, (unsigned long long)at,
+                     (unsigned long long)block.bytes, late);
+      return;
+    }
     violations.add("0x%llx+%llu unmapped under the live block 0x%llx+%llu", (unsigned long long)address,
                    (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)block.bytes);
   });
-  uint32_t late = 0;
   overlapping(by_address_, address, bytes, [&](uint64_t at, const Range& range) {
     if (covers(host_, range.uses, &late)) return;
     violations.add("0x%llx+%llu unmapped before the last use of 0x%llx+%llu on stream %u is known to be complete",
@@ -207,6 +227,7 @@ void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
                    (unsigned long long)range.bytes, late);
   });
   erase(&by_address_, address, bytes);
+  for (uint64_t at = address; on_purpose && at < address + bytes; at += kGranularity) asleep_[at] = true;
 }
 
 void Oracle::on_release(const Physical& physical) {

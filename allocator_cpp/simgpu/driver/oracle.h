@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -38,7 +37,8 @@ class Oracle {
   void on_host_wait(StreamObject& stream);
   void on_host_wait_device(int device);
 
-  // From now on the allocator unmaps there on purpose, live blocks and all; or no longer.
+  // From now on the allocator unmaps there on purpose, live blocks and all, once their uses up to now are known to be complete;
+  // or no longer. From that unmapping until then no program may use what lies there, so a free there is no later use.
   void sleep(uint64_t address, uint64_t bytes, bool asleep);
   void on_unmap(uint64_t address, uint64_t bytes);
   void on_release(const Physical& physical);
@@ -49,6 +49,7 @@ class Oracle {
   struct Block {
     uint64_t bytes;
     std::vector<uint32_t> streams;
+    Uses before_sleep;
   };
   struct Range {
     uint64_t bytes;
@@ -58,6 +59,7 @@ class Oracle {
   using Ranges = std::map<uint64_t, Range>;
 
   void refresh(StreamObject& stream);
+  Uses uses_until_now(const Block& block) const;
   static void merge(VectorClock* into, const VectorClock& from);
   static bool covers(const VectorClock& clock, const Uses& uses, uint32_t* stream);
   // Takes [at, at + bytes) out of the ranges, splitting those at the edges.
@@ -68,7 +70,7 @@ class Oracle {
   VectorClock host_;
   std::map<uint64_t, Block> live_;   // by address
   Ranges by_address_, by_physical_;  // last uses of freed blocks
-  std::set<uint64_t> asleep_;        // granules of sleep()
+  std::map<uint64_t, bool> asleep_;  // granules of sleep(), and whether they were unmapped since
 };
 
 }  // namespace simgpu

@@ -250,14 +250,15 @@ Status DeviceHeap::try_to_get_up(const std::vector<PoolId>& ids, CopyProgress pr
   return status;
 }
 
-// Copies are kept. What the driver refuses to unmap stays, and is written again when the pool wakes.
+// Copies are kept. What the driver refuses to unmap stays, and is written again when the pool wakes; all of it where the
+// device cannot be waited for.
 void DeviceHeap::lie_back() {
   std::string why = last_error();
   while_all_locked([&] {
     ContextScope scope(context_);
-    finish_all();  // a copy whose wait failed may be under way
+    bool finished = finish_all() == kOk;  // a copy whose wait failed may be under way
     for (Pool* pool : pools_that(Rest::kGettingUp)) {
-      backing_.lay_down(memories_of(*pool), pool->sleep.sleepers);
+      if (finished) backing_.lay_down(memories_of(*pool), pool->sleep.sleepers);
       set_rest(*pool, Rest::kAsleep);
     }
     observe();
