@@ -54,6 +54,10 @@ class PageBusyError(PageError):
     """The page was being written at every try; the next may succeed."""
 
 
+class PageTornError(PageBusyError):
+    """Its process was killed while it wrote the page, which nobody will finish."""
+
+
 @dataclass(frozen=True)
 class Field:
     """One field of a table, as the page describes it. kind: gauge, counter, fact or stat."""
@@ -218,9 +222,7 @@ class StatsPage:
         return self._tables[table].fields
 
     def read(self) -> Sample:
-        """A copy of one moment. PageBusyError when the page was being written at every try, PageError when it is
-        damaged.
-        """
+        """A copy of one moment. PageBusyError or PageTornError where there is none, PageError for a damaged page."""
         tables = self._copy_tables()
         (process,) = self._records(tables, "process", 1)
         pools: dict[int, list[Pool]] = {}
@@ -314,6 +316,7 @@ class StatsPage:
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_BETWEEN_TRIES_S)
+            final = attempt > 0 and not self.owner_alive
             before = os.pread(self._file, 8, _SEQUENCE_AT)
             tables = os.pread(self._file, self._tables_bytes, self._tables_at)
             after = os.pread(self._file, 8, _SEQUENCE_AT)
@@ -321,6 +324,8 @@ class StatsPage:
                 raise self._wrong("a damaged stats page: it has become shorter")
             if before == after and before[0] % 2 == 0:
                 return tables
+            if final:
+                raise PageTornError(f"{self.path}: its process was killed while it wrote this page; it is no use")
         raise PageBusyError(f"{self.path}: being written; nothing could be read")
 
     def _records(self, tables: bytes, name: str, count: int | None) -> Iterator[Record]:
@@ -359,9 +364,8 @@ _CELLS: Final = {"pool": {"live_cells", "idle_cells"}}
 
 
 def _is_as_known(table: str, field: Field) -> bool:
-    expected = (
-        "text" if field.name in _TEXTS.get(table, ()) else "cells" if field.name in _CELLS.get(table, ()) else "number"
-    )
+    texts, cells = _TEXTS.get(table, ()), _CELLS.get(table, ())
+    expected = "text" if field.name in texts else "cells" if field.name in cells else "number"
     return expected == ("number" if field.type in ("int64", "stat") else field.type)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..devices import MOST_DEVICES
-from ..stats_page import PageBusyError, PageError, Sample, StatsPage, page_files
+from ..stats_page import PageBusyError, PageError, PageTornError, Sample, StatsPage, page_files
 from ..user_folder import user_folder
 from .families import Measured
 
@@ -65,6 +65,8 @@ class Host:
                     known.add(identity)
                     look.processes.append(measured)
                     look.pages[READ] += 1
+                except PageTornError:  # killed just now
+                    look.pages[LEFT_BEHIND] += 1
                 except PageBusyError:
                     look.pages[BUSY] += 1
                 except PageError as error:

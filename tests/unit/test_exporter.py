@@ -101,6 +101,13 @@ def test_bad_pages_among_a_good_one(folder: Path, caplog: pytest.LogCaptureFixtu
     assert len(list(folder.iterdir())) == 12, "nothing is deleted"
 
 
+def test_a_process_killed_between_two_looks_at_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = page()
+    builder.write(builder.content(sequence=3))
+    monkeypatch.setattr("time.sleep", lambda _: builder.die())
+    assert page_states(series()) == {"read": 0, "left_behind": 1, "busy": 0, "unreadable": 0}
+
+
 def test_what_a_hostile_page_says_of_itself() -> None:
     builder = page(program='a"\\} 1\npyalloc_fake 2.py', version='"\n#')
     builder.pools += [dict(builder.pools[0]), {**builder.pools[0], "name": 'kv"} 1\n'}]

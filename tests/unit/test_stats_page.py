@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from page_builder import DEVICE, HEADER, PageBuilder
 
-from pyalloc.stats_page import PageBusyError, PageError, StatsPage, page_files, prune
+from pyalloc.stats_page import PageBusyError, PageError, PageTornError, StatsPage, page_files, prune
 from pyalloc.user_folder import user_folder
 
 
@@ -81,6 +81,29 @@ def test_a_page_that_is_being_written() -> None:
     builder = PageBuilder()
     with StatsPage(builder.write(builder.content(sequence=3))) as page, pytest.raises(PageBusyError, match="written"):
         page.read()
+
+
+def test_a_page_whose_process_was_killed_while_it_wrote() -> None:
+    builder = PageBuilder()
+    with StatsPage(builder.write(builder.content(sequence=3))) as page:
+        with pytest.raises(PageBusyError) as busy:
+            page.read()
+        assert not isinstance(busy.value, PageTornError)
+        builder.die()
+        with pytest.raises(PageTornError, match="killed while it wrote"):
+            page.read()
+
+
+def test_a_write_that_ends_with_its_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = PageBuilder()
+    with StatsPage(builder.write(builder.content(sequence=3))) as page:
+
+        def sleep(_: float) -> None:
+            builder.write(builder.content(sequence=4))
+            builder.die()
+
+        monkeypatch.setattr("time.sleep", sleep)
+        assert page.read().process["pid"] == 4711
 
 
 def test_a_torn_copy_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
