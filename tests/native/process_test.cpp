@@ -2,9 +2,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
+#include "api/registry.h"
 #include "gpu.h"
+#include "heap/address_map.h"
 #include "page_reader.h"
 
 using namespace test;
@@ -67,6 +70,26 @@ void after_the_end() {
   if (wrong != 0) _exit(40 + wrong);
 }
 
+std::atomic<int> threads_inside{0}, threads_out{0};
+std::atomic<bool> go_on{false};
+constexpr int kThreads = 4;
+
+// A function of the user that is still running when the process goes down.
+void linger(const std::atomic<bool>& until) {
+  ++threads_inside;
+  while (!until) std::this_thread::yield();
+}
+uint64_t lingering_reclaimer(void*, int, size_t) { return linger(go_on), 0; }
+void lingering_observer(void*, const pyalloc_mapping_event*) { linger(go_on); }
+
+// Runs after the library's own handler: threads that it found in the middle of a call go on with it.
+void after_the_end_of_others() {
+  int64_t before = all_calls();
+  go_on = true;
+  while (threads_out < kThreads) std::this_thread::yield();
+  if (all_calls() != before) _exit(90);
+}
+
 // In a forked child of a process that used CUDA: clear errors, no driver call, no hang.
 int forked_child_errors(void* block) {
   int64_t before = all_calls();
@@ -110,6 +133,61 @@ TEST(exit_with_live_blocks_and_the_maintenance_thread) {
   CHECK(block_at_exit != nullptr);
   CHECK(allocate(700) != nullptr);
   deallocate(allocate(20 * kMiB));  // left to the maintenance thread
+}
+
+TEST(exit_while_other_threads_are_inside_calls) {
+  if (!is_child()) {
+    CHECK_EQ(run_child("exit_while_other_threads_are_inside_calls"), 0);
+    return;
+  }
+  std::atexit(after_the_end_of_others);
+  CHECK_EQ(pyalloc_configure("maintenance:on,decay:1,lora_reserve:0", "test"), PYALLOC_OK);
+  CHECK_EQ(pyalloc_init(1), PYALLOC_OK);
+  CHECK(allocate(kMiB) != nullptr);
+  void* idle = allocate(20 * kMiB);
+  CHECK_EQ(deallocate(idle), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_reclaimer(lingering_reclaimer, nullptr, 0), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_mapping_observer(lingering_observer, nullptr, PYALLOC_UNMAPPING), PYALLOC_OK);
+  auto start = [](auto body) {
+    int already = threads_inside;
+    std::thread([body] {
+      body();
+      ++threads_out;
+    }).detach();
+    while (threads_inside == already) std::this_thread::yield();
+  };
+  start([] { trim(); });
+  for (int i = 1; i < kThreads; ++i) start([] { CHECK(allocate(200 * kMiB) == nullptr); });
+}
+
+std::string& page_at_exit = *new std::string;
+
+// Run after the library's own handler: what a thread does that had asked just before whether it still may.
+void begin_after_the_end() {
+  pyalloc::Registry& registry = pyalloc::Registry::instance();
+  if (registry.page().publish(registry.open_heaps(), 1, registry.ladder()) != PYALLOC_WRONG_STATE) _exit(70);
+  if (exists(page_at_exit)) _exit(71);
+  pyalloc::Ticket ticket;
+  auto at = reinterpret_cast<uint64_t>(block_at_exit);
+  pyalloc::Space& space = *pyalloc::find_space(at);
+  pyalloc_status shared = registry.exporter().share([&](int device) { return registry.open_heap(device); },
+                                                    space.heap(), space, at, ticket);
+  if (shared != PYALLOC_WRONG_STATE) _exit(72);
+}
+
+TEST(what_ended_at_exit_does_not_begin_again) {
+  if (!is_child()) {
+    PageFolder folder;
+    CHECK_EQ(run_child("what_ended_at_exit_does_not_begin_again"), 0);
+    return;
+  }
+  std::atexit(begin_after_the_end);
+  CHECK_EQ(pyalloc_configure("lora_reserve:0", "test"), PYALLOC_OK);
+  CHECK_EQ(pyalloc_init(1), PYALLOC_OK);
+  block_at_exit = allocate(kMiB);
+  CHECK_EQ(pyalloc_publish_stats_page(), PYALLOC_OK);
+  page_at_exit = page_path();
+  CHECK(exists(page_at_exit));
 }
 
 TEST(a_child_forked_after_use_gets_clear_errors) {

@@ -61,9 +61,10 @@ void Registry::at_exit() {
   Registry& one = instance();
   State alive = State::kAlive;
   if (!one.state_.compare_exchange_strong(alive, State::kExiting)) return;
+  leave_driver();  // what other threads have begun ends at its next call
   one.maintenance_->stop();
   one.exporter_->stop();
-  one.page_.close();
+  one.page_.end();
 }
 
 Status Registry::usable() const {

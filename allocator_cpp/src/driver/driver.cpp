@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdio>
 #include <mutex>
 
@@ -21,6 +22,26 @@ Resolved& resolved() {
   static Resolved* one = new Resolved;
   return *one;
 }
+
+// What is called once the driver was left.
+template <class... Arguments>
+cuda::Result refused(Arguments...) {
+  return cuda::kDeinitialized;
+}
+template <class... Arguments>
+void ignored(Arguments...) {}
+
+constexpr DriverTable kLeft = {
+#define DRIVER_CALL(field, symbol, version, arguments) refused,
+#define OPTIONAL_CALL DRIVER_CALL
+#define ORACLE_CALL(field, symbol, arguments) ignored,
+#include "driver/driver_calls.def"
+#undef DRIVER_CALL
+#undef OPTIONAL_CALL
+#undef ORACLE_CALL
+};
+
+std::atomic<const DriverTable*> used{nullptr};  // once it is resolved
 
 using GetProcAddress = cuda::Result (*)(const char*, void**, int, unsigned long long, int*);
 
@@ -101,11 +122,19 @@ void resolve_once(Resolved& to) {
 Status resolve_driver() {
   static std::once_flag once;
   Resolved& one = resolved();
-  std::call_once(once, resolve_once, one);
+  std::call_once(once, [&one] {
+    resolve_once(one);
+    const DriverTable* none = nullptr;
+    used.compare_exchange_strong(none, &one.table, std::memory_order_release);  // unless it was left meanwhile
+  });
   return one.status == kOk ? kOk : fail(one.status, "%s", one.error.c_str());
 }
 
-const DriverTable& driver() { return resolved().table; }
+const DriverTable& driver() {
+  const DriverTable* table = used.load(std::memory_order_acquire);
+  return table != nullptr ? *table : resolved().table;
+}
+void leave_driver() { used.store(&kLeft, std::memory_order_release); }
 const DriverFacts& driver_facts() { return resolved().facts; }
 
 const char* driver_error_name(cuda::Result error) {

@@ -32,6 +32,9 @@ struct DriverFacts {
 Status resolve_driver();
 const DriverTable& driver();
 const DriverFacts& driver_facts();
+// From now on no call reaches the driver: each answers CUDA_ERROR_DEINITIALIZED, as the driver's own do once it is gone.
+// For the end of the process, when other threads may be on their way from one call to the next.
+void leave_driver();
 
 // fail() with the entry point's name, what it was for, and the driver's name of the error.
 Status driver_failure(const char* entry_point, cuda::Result error, const char* purpose);

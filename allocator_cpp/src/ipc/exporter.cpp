@@ -26,6 +26,7 @@ bool fill_random(void* to, size_t bytes) { return getrandom(to, bytes, 0) == sta
 Status Exporter::start(const Heaps& heaps) {
   Lock lock(mutex_);
   if (thread_ != nullptr) return kOk;
+  if (stopping_) return fail(PYALLOC_WRONG_STATE, "the process is exiting");
   if (!fill_random(&secret_, sizeof secret_) || !fill_random(&name_, sizeof name_))
     return fail(PYALLOC_DRIVER_ERROR,
                 "sharing memory with other processes needs random numbers, and getrandom failed: %s",
@@ -46,7 +47,6 @@ Status Exporter::start(const Heaps& heaps) {
                 std::strerror(error));
   }
   heaps_ = heaps;
-  stopping_ = false;
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread inherits it

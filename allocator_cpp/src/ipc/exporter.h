@@ -27,7 +27,7 @@ class Exporter {
   Status share(const Heaps& heaps, DeviceHeap& heap, Space& space, uint64_t address, Ticket& ticket);
   // Whether the ticket is of this process.
   bool made(const Ticket& ticket);
-  // Ends the thread, at once, also when it is serving somebody.
+  // Ends the thread, at once, also when it is serving somebody. It is not started again.
   void stop();
   // In a forked child: closes what it has of the parent's sockets.
   void abandon();

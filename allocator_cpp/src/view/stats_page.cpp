@@ -104,6 +104,16 @@ std::string StatsPage::path() {
 
 void StatsPage::close() {
   Lock lock(mutex_);
+  take_away();
+}
+
+void StatsPage::end() {
+  Lock lock(mutex_);
+  take_away();
+  failure_ = "the process is exiting";
+}
+
+void StatsPage::take_away() {
   file_.remove();
   failure_.clear();
   tables_.clear();

@@ -6,7 +6,7 @@
 // memory) are renewed every 2 seconds at most. Both rates fall where the work takes longer. Nothing is written, nor the
 // driver asked, with a heap's lock held; a walk holds one space's at a time.
 //
-// The page appears with the first publish and goes with close(). If it cannot be made or written, one line says why and
+// The page appears with the first publish and goes with close() or end(). If it cannot be made or written, one line says why and
 // no more is tried. Guarded by a lock of its own, which is held while publishing, and across a fork.
 #pragma once
 #include <string>
@@ -28,6 +28,8 @@ class StatsPage {
   Status publish(const std::vector<DeviceHeap*>& heaps, int devices, Ladder& ladder);
   std::string path();  // empty: there is none
   void close();
+  // The same for good: threads that are about to publish while the process goes down make no other.
+  void end();
   // In a forked child, under the lock: the page is the parent's. The child may have one of its own.
   void abandon();
   RankedMutex& mutex() { return mutex_; }  // for a fork
@@ -39,6 +41,7 @@ class StatsPage {
     std::vector<pyalloc_page_pool> pools;  // kPagePools
   };
 
+  void take_away();
   void prepare(int devices);
   void write(const std::vector<DeviceHeap*>& heaps, Ladder& ladder, bool survey);
   void survey(DeviceHeap& heap);
