@@ -73,6 +73,7 @@ def declare(dll: ctypes.CDLL) -> None:
     dll.pyalloc_lora_prepare.argtypes = (ctypes.c_int, ctypes.c_uint64)
     dll.pyalloc_add_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p, ctypes.c_int)
     dll.pyalloc_remove_reclaimer.argtypes = (RECLAIM, ctypes.c_void_p)
+    dll.pyalloc_await_reclaimers.argtypes = (ctypes.c_int64,)
     dll.pyalloc_add_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p, ctypes.c_uint32)
     dll.pyalloc_remove_mapping_observer.argtypes = (MAPPING_OBSERVER, ctypes.c_void_p)
     dll.pyalloc_set_pool_limit.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from . import errors
 from ._abi import ABI_VERSION, KINDS, PROGRESS, Stat, c_text, declare, int64_struct, values_of
+from ._reclaimers import Function, Reclaimers
 
 _ERRORS: Final[dict[int, type[errors.PyallocError]]] = {
     1: errors.OutOfMemoryError,
@@ -70,6 +71,7 @@ class Library:
                 f"{path} has C ABI {abi}, this package expects {ABI_VERSION}: install both from one version"
             )
         declare(self._dll)
+        self._reclaimers: Final = Reclaimers(self._dll)
         # For wrappers that run in every forward pass: arguments and statuses as they are, and the GIL kept, which costs
         # less than giving it up and waiting for it.
         held = ctypes.PyDLL(path)
@@ -213,13 +215,13 @@ class Library:
         sizes: dict[str, int] = self._json(lambda buffer, size: self._dll.pyalloc_escapes_json(device, buffer, size))
         return sizes
 
-    def add_reclaimer(self, function: Any, priority: int) -> None:
-        """`function` is a RECLAIM that must stay alive."""
-        self._check(self._dll.pyalloc_add_reclaimer(function, None, priority))
+    def add_reclaimer(self, function: Function, priority: int) -> None:
+        """Called until the program's exit handlers run, by threads of any kind."""
+        self._check(self._reclaimers.add(function, priority))
 
-    def remove_reclaimer(self, function: Any) -> None:
+    def remove_reclaimer(self, function: Function) -> None:
         """InvalidArgumentError when it is not registered."""
-        self._check(self._dll.pyalloc_remove_reclaimer(function, None))
+        self._check(self._reclaimers.remove(function))
 
     def add_mapping_observer(self, function: Any, kinds: int) -> None:
         """`function` is a MAPPING_OBSERVER that must stay alive; kinds: 1 mapped, 2 about to be unmapped, 3 both."""

@@ -351,8 +351,7 @@ _NEEDED: Final = {
 }
 
 
-# What is no number, by table. Whatever else a page has is a number, or is left out of records: who reads them need not
-# ask what a figure is.
+# What is no number, by table. Whatever else a page has is a number, or is left out of records.
 _TEXTS: Final = {
     "process": {"program", "version", "last_oom"},
     "device": {"name", "uuid"},

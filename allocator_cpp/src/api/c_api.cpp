@@ -290,6 +290,13 @@ pyalloc_status pyalloc_remove_reclaimer(pyalloc_reclaim_fn fn, void* context) {
              : fail(PYALLOC_INVALID_ARGUMENT, "pyalloc_remove_reclaimer: it is not registered");
 }
 
+pyalloc_status pyalloc_await_reclaimers(int64_t milliseconds) {
+  return Registry::instance().ladder().await_reclaimers(milliseconds)
+             ? kOk
+             : fail(PYALLOC_WRONG_STATE, "a reclaimer has not returned after %lld ms",
+                    static_cast<long long>(milliseconds));
+}
+
 size_t pyalloc_oom_json(char* buffer, size_t capacity) {
   Ladder::Report report = Registry::instance().ladder().report();
   std::string text = "{\"counts\": {";

@@ -21,7 +21,7 @@ WithoutCallbacks::~WithoutCallbacks() { callbacks_off = before_; }
 
 void Ladder::add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority) {
   Lock lock(mutex_);
-  Reclaimer added{fn, context, priority};
+  Reclaimer added{fn, context, priority, ++added_};
   reclaimers_.insert(std::upper_bound(reclaimers_.begin(), reclaimers_.end(), added,
                                       [](const Reclaimer& a, const Reclaimer& b) { return a.priority > b.priority; }),
                      added);
@@ -41,6 +41,11 @@ bool Ladder::remove_reclaimer(pyalloc_reclaim_fn fn, void* context) {
   return true;
 }
 
+bool Ladder::await_reclaimers(int64_t milliseconds) {
+  Lock lock(mutex_);
+  return returned_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return calling_ == 0; });
+}
+
 Ladder::Report Ladder::report() {
   Lock lock(mutex_);
   Report report{};
@@ -58,21 +63,28 @@ std::string Ladder::summary(int64_t (&counts)[kReasons]) {
 bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const std::function<bool()>& again,
                              uint64_t& freed) {
   if (callbacks_off) return false;
-  std::vector<Reclaimer> all;
-  {
-    Lock lock(mutex_);
-    all = reclaimers_;
-  }
+  Lock lock(mutex_);
+  const std::vector<Reclaimer> all = reclaimers_;
   for (const Reclaimer& one : all) {
     if ((one.priority == PYALLOC_TORCH_CALLBACKS) != torch_s) continue;
+    bool still = std::any_of(reclaimers_.begin(), reclaimers_.end(),
+                             [&](const Reclaimer& other) { return other.number == one.number; });
+    if (!still) continue;  // removed meanwhile
+    ++calling_;
+    lock.unlock();
     int64_t before = heap.active_bytes();
     uint64_t gave = 0;
     {
       WithoutCallbacks scope;
       gave = one.fn(one.context, heap.device(), bytes);
     }
+    lock.lock();
+    --calling_;
+    returned_.notify_all();
+    lock.unlock();
     freed += gave != PYALLOC_FREED_UNKNOWN ? gave : decrease(before, heap.active_bytes());
     if (gave > 0 && again()) return true;
+    lock.lock();
   }
   return false;
 }

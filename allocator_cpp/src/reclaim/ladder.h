@@ -16,6 +16,7 @@
 // Guarded by its own lists' lock; no lock is held while a rung runs. A request made by a reclaimer or an observer climbs
 // without rungs 3 and 4 and is not observed, and so does one made while a WithoutCallbacks lives.
 #pragma once
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <vector>
@@ -38,8 +39,10 @@ class WithoutCallbacks {
 class Ladder {
  public:
   void add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority);
-  // False: it was not there.
+  // False: it was not there. No call of it begins from then on.
   bool remove_reclaimer(pyalloc_reclaim_fn fn, void* context);
+  // Waits for the calls of reclaimers that threads are in. False: some still are after that long.
+  bool await_reclaimers(int64_t milliseconds);
   void add_observer(pyalloc_oom_fn fn, void* context);
 
   // After a try of the heap that found no memory.
@@ -65,6 +68,7 @@ class Ladder {
     pyalloc_reclaim_fn fn;
     void* context;
     int priority;
+    uint64_t number;
   };
   struct Observer {
     pyalloc_oom_fn fn;
@@ -80,6 +84,9 @@ class Ladder {
 
   RankedMutex mutex_{Rank::kLadder};
   std::vector<Reclaimer> reclaimers_;
+  uint64_t added_ = 0;  // reclaimers so far
+  int calling_ = 0;     // calls of them being made
+  std::condition_variable_any returned_;
   std::vector<Observer> observers_;
   std::deque<Refusal> refusals_;
   int64_t counts_[kReasons] = {};
