@@ -69,8 +69,9 @@ def oom_report() -> dict[str, Any]:
     """What was refused for lack of memory: "counts" by reason, and "last", up to 16, oldest first, each with unix_ms,
     device, pool, bytes, reason, message and freed: the bytes that each rung gave, in their order ("pending": frees
     that were complete, "slabs": empty slabs, "callbacks": torch's, "reclaimers": on_oom's, "events": waiting for
-    events, "context": waiting for the device). Reasons are "capacity" (there is not so much), "limit" (a limit of
-    pyalloc's, or a reserve that may not overflow), "fragmentation" (there is, but in pieces that cannot move) and
-    "pinned" (there would be, with what is set aside for LoRA adapters and not in use).
+    events, "context": waiting for the device, "lenders": MemPools with use_on_oom). Reasons are "capacity" (there is
+    not so much), "limit" (a limit of pyalloc's, or a reserve that may not overflow), "fragmentation" (there is, but in
+    pieces that cannot move) and "pinned" (there would be, within the limit too, with what is set aside for LoRA
+    adapters, or free in torch's private pools, and not in use).
     """
     return library().oom()

@@ -183,12 +183,12 @@ TEST(a_limit_of_the_lora_pool_below_the_reserve_holds) {
 TEST(the_reason_of_a_refusal_is_the_last_one) {
   {
     Gpu gpu("memory:1GiB", "lora_reserve:64MiB,lora_overflow:error,kv_limit:4MiB");
-    CHECK(in_pool(PYALLOC_POOL_KV, 10 * kMiB) == nullptr && says("Raise the limit of the pool 'kv'"));
-    CHECK(in_pool(PYALLOC_POOL_LORA, 100 * kMiB) == nullptr && !says("Raise the limit"));
+    CHECK(in_pool(PYALLOC_POOL_KV, 10 * kMiB) == nullptr && says("raise the limit of the pool 'kv'"));
+    CHECK(in_pool(PYALLOC_POOL_LORA, 100 * kMiB) == nullptr && !says("raise the limit"));
     CHECK_EQ(stats().num_oom_rejections, int64_t{1});
   }
   Gpu gpu("memory:1GiB", "lora_reserve:64MiB,general_limit:40MiB");
-  CHECK(in_pool(PYALLOC_POOL_LORA, 100 * kMiB) == nullptr && says("Raise the limit of the pool 'general'"));
+  CHECK(in_pool(PYALLOC_POOL_LORA, 100 * kMiB) == nullptr && says("raise the limit of the pool 'general'"));
   CHECK_EQ(stats().lora_overflows, int64_t{0});
 }
 
@@ -202,15 +202,27 @@ TEST(refusals_are_told_apart_beside_a_reserve) {
     Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
     deallocate(allocate(512));
     std::vector<void*> others = fill_device();  // its last refusals are for want of memory, though the reserve is idle
-    CHECK(allocate(20 * kMiB) == nullptr && says("lora 0 bytes / 64.00 MiB / none"));
+    CHECK(allocate(20 * kMiB) == nullptr &&
+          says("  lora        0 bytes allocated,   64.00 MiB reserved, 64.00 MiB for adapters alone\n"));
     CHECK(counts("\"fragmentation\": 0, \"pinned\": "));
     CHECK(says("Reason: pinned, ") && says("64.00 MiB are set aside for LoRA adapters: lower lora_reserve"));
     CHECK(allocate(80 * kMiB) == nullptr && says("Reason: capacity, "));  // the reserve would not do either
     CHECK(in_pool(PYALLOC_POOL_LORA, 65 * kMiB) == nullptr && says("Reason: capacity, "));
     for (void* block : others) deallocate(block);
   }
+  {  // the same within a limit of the user's
+    Gpu gpu("memory:1GiB", "limit:512MiB,lora_reserve:64MiB,kv_limit:32MiB");
+    void* others = allocate(440 * kMiB);
+    CHECK(others != nullptr && allocate(20 * kMiB) == nullptr && says("Reason: pinned, the limit set for pyalloc"));
+    CHECK(says("64.00 MiB are set aside for LoRA adapters: lower lora_reserve") && says("; or raise the limit ("));
+    CHECK(allocate(80 * kMiB) == nullptr && says("Reason: limit, ") && says("Next step: raise the limit ("));
+    CHECK(in_pool(PYALLOC_POOL_KV, 40 * kMiB) == nullptr && says("Reason: limit, the limit set for the pool"));
+    CHECK(in_pool(PYALLOC_POOL_LORA, 80 * kMiB) == nullptr && says("Reason: limit, "));
+    CHECK_EQ(stats().num_oom_rejections, int64_t{4});
+    deallocate(others);
+  }
   Gpu gpu("memory:1GiB", "lora_reserve:64MiB,lora_overflow:error");
-  CHECK(in_pool(PYALLOC_POOL_LORA, 100 * kMiB) == nullptr && says("Raise lora_reserve"));
+  CHECK(in_pool(PYALLOC_POOL_LORA, 100 * kMiB) == nullptr && says("raise lora_reserve"));
   CHECK(counts("\"capacity\": 0, \"limit\": 1, \"fragmentation\": 0, \"pinned\": 0}"));
 }
 

@@ -222,11 +222,14 @@ TEST(the_error_says_what_a_user_needs) {
   void* pointer = nullptr;
   CHECK_EQ(pyalloc_allocate(0, nullptr, PYALLOC_STREAM_OWNED, 30 * kMiB, &pointer), PYALLOC_OUT_OF_MEMORY);
   std::string text = pyalloc_last_error();
-  for (const char* part : {"CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 64.00 MiB "
-                           "of which 24.00 MiB is free.",
-                           "40.00 MiB allocated", "40.00 MiB reserved, 0 bytes are outside it",
-                           "Reason: capacity, the device's memory is used up.",
-                           "Pools (allocated / reserved / limit): general 40.00 MiB / 40.00 MiB / none."}) {
+  for (const char* part :
+       {"CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 64.00 MiB "
+        "of which 24.00 MiB is free.\n",
+        "\npyalloc has 40.00 MiB allocated and 40.00 MiB reserved, 0 bytes are outside it; the largest free "
+        "piece of what is reserved is 0 bytes.\n",
+        "\nReason: capacity, the device's memory is used up.\n",
+        "\nPools:\n  general   40.00 MiB allocated,   40.00 MiB reserved\nTried, and got: nothing from frees that were",
+        "\nNext step: the program needs more than the device has: use smaller batches or shorter caches."}) {
     if (text.find(part) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part);
     CHECK(text.find(part) != std::string::npos);
   }
@@ -285,9 +288,9 @@ TEST(the_error_says_what_each_rung_gave) {
   CHECK(allocate(900 * kMiB, one) == nullptr);
   std::string text = pyalloc_last_error();
   const char* gave =
-      "Tried, and got: frees that were complete 0 bytes, empty slabs 2.00 MiB, torch's callbacks 4096 bytes, on_oom "
-      "functions 12.00 MiB, waiting for events 10.00 MiB, waiting for the device 0 bytes, private pools with "
-      "use_on_oom 0 bytes.";
+      "\nTried, and got: empty slabs 2.00 MiB, torch's callbacks 4096 bytes, on_oom functions 12.00 MiB, waiting for "
+      "events 10.00 MiB; nothing from frees that were complete, waiting for the device, private pools with "
+      "use_on_oom.\n";
   if (text.find(gave) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), gave);
   CHECK(text.find(gave) != std::string::npos);
   char report[1 << 14];
@@ -296,6 +299,26 @@ TEST(the_error_says_what_each_rung_gave) {
                     "\"freed\": {\"pending\": 0, \"slabs\": 2097152, \"callbacks\": 4096, "
                     "\"reclaimers\": 12582912, \"events\": 10485760, \"context\": 0, \"lenders\": 0}") != nullptr);
   for (void* block : {held, on_gone}) deallocate(block);
+}
+
+// Those that hold most, so that the end of the text, which says what to do, is there.
+TEST(the_error_has_room_for_its_end_however_many_pools_there_are) {
+  Gpu gpu("memory:1GiB");
+  std::vector<void*> blocks;
+  for (int i = 0; i < 20; ++i) {
+    int pool = -1;
+    std::string name = "a_pool_whose_name_is_long_" + std::to_string(i);
+    CHECK_EQ(pyalloc_find_pool(name.c_str(), 1, &pool), PYALLOC_OK);
+    CHECK_EQ(pyalloc_push_pool(pool), PYALLOC_OK);
+    blocks.push_back(allocate(static_cast<size_t>(2 * (i + 1)) * kMiB));
+    CHECK_EQ(pyalloc_pop_pool(pool), PYALLOC_OK);
+  }
+  CHECK(allocate(2000 * kMiB) == nullptr);
+  std::string text = pyalloc_last_error();
+  CHECK(text.find("\n  a_pool_whose_name_is_long_19   40.00 MiB allocated,   40.00 MiB reserved\n") != text.npos);
+  CHECK(text.find("_long_4 ") != text.npos && text.find("_long_3 ") == text.npos);
+  CHECK(text.find("\n  and 4 more with less\n") != text.npos && text.find("\nNext step: ") != text.npos);
+  free_all(blocks);
 }
 
 // There is enough, but long-lived blocks lie in every piece of it.
@@ -311,8 +334,8 @@ TEST(a_refusal_for_fragmentation_says_so) {
   }
   CHECK(allocate(20 * kMiB) == nullptr);
   std::string text = pyalloc_last_error();
-  for (const char* part :
-       {"Reason: fragmentation, ", "Fragmentation: external 0.9", "Memory that lives long keeps pieces of it in use"}) {
+  for (const char* part : {"\nReason: fragmentation, ", "\nFragmentation: external 0.9",
+                           "\nNext step: memory that lives long keeps pieces of it in use"}) {
     if (text.find(part) == std::string::npos) std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part);
     CHECK(text.find(part) != std::string::npos);
   }

@@ -42,7 +42,7 @@ TEST(while_in_use_its_memory_serves_no_other_pool) {
   int pool = retain(key);
   for (size_t bytes : {160 * kMiB, 500 * kKiB, size_t{700}}) deallocate(allocate_in(pool, bytes));
   CHECK(allocate(120 * kMiB) == nullptr);
-  CHECK(says("private (MemPool, CUDA graphs) 0 bytes / 162.00 MiB / none"));
+  CHECK(says("\n  private (MemPool, CUDA graphs)     0 bytes allocated,  162.00 MiB reserved\n"));
   CHECK_EQ(trim(), uint64_t{0});
   CHECK_EQ(pyalloc_maintain(0), PYALLOC_OK);
   CHECK(reserved() >= int64_t{160} << 20);

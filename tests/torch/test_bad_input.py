@@ -101,7 +101,7 @@ def test_limits_below_what_is_in_use(run_on_simgpu: Run) -> None:
             torch.cuda.set_per_process_memory_fraction((256 << 20) / total)
             held.fill_(1)
             raises(torch.OutOfMemoryError, "of the 256.00 MiB it is limited to", lambda: empty(4 << 20))
-            raises(torch.OutOfMemoryError, "Raise the limit (PYALLOC_CONF limit or memory", lambda: empty(4 << 20))
+            raises(torch.OutOfMemoryError, "raise the limit (PYALLOC_CONF limit or memory", lambda: empty(4 << 20))
             assert pyalloc.ledger().margin == 0 and pyalloc.oom_report()["counts"]["limit"] == 2
             del held
             again = empty(200 << 20)

@@ -98,10 +98,11 @@ assert pyalloc.enable(bridge="require", kv_limit="64MiB", lora_reserve=0)
             assert limit("kv") == 64 << 20 and limit("drafts") == 16 << 20 and limit("weights") is None
             first = empty("kv", 40 << 20)
             other = empty("weights", 100 << 20)
-            for text in ("Raise the limit of the pool 'kv' (PYALLOC_CONF kv_limit",
+            for text in ("raise the limit of the pool 'kv' (PYALLOC_CONF kv_limit",
                          "Reason: limit, the limit set for the pool is reached.",
-                         "Pools (allocated / reserved / limit): weights 100.00 MiB / 100.00 MiB / none; kv 40.00 MiB / "
-                         "40.00 MiB / 64.00 MiB; drafts 0 bytes / 0 bytes / 16.00 MiB."):
+                         "\\n  weights  100.00 MiB allocated,  100.00 MiB reserved"
+                         "\\n  kv        40.00 MiB allocated,   40.00 MiB reserved, limit 64.00 MiB"
+                         "\\n  drafts      0 bytes allocated,     0 bytes reserved, limit 16.00 MiB\\n"):
                 raises(torch.OutOfMemoryError, text, lambda: empty("kv", 40 << 20))
             raises(torch.OutOfMemoryError, "pool 'drafts'", lambda: empty("drafts", 17 << 20))
             raises(pyalloc.InvalidArgumentError, "uses 41943040", lambda: pyalloc.create_pool("kv", limit=1 << 20))

@@ -1,7 +1,7 @@
 /* pyalloc's C ABI: all that Python, the torch bridge and plain registration may call.
  *
  * Rules for every call: no exception leaves the library, it never exits or aborts for a fault of the caller or of the world; a call
- * that fails changes nothing and leaves one line in pyalloc_last_error() (per thread). Callbacks run with no lock held. Every struct
+ * that fails changes nothing and leaves a text in pyalloc_last_error() (per thread). Callbacks run with no lock held. Every struct
  * that may grow starts with `size` (set by the caller to sizeof) so that a newer library serves an older caller.
  * Bytes unless a name says otherwise; `stream` is a CUstream / cudaStream_t; `device` is the ordinal torch uses.
  */

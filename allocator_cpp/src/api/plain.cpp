@@ -1,5 +1,5 @@
 // Plain registration: the pair of functions torch.cuda.memory.CUDAPluggableAllocator takes, and its hooks. torch's
-// wrapper cannot take an error, so a failure becomes a null pointer and one line on stderr. It does not say which
+// wrapper cannot take an error, so a failure becomes a null pointer and a message on stderr. It does not say which
 // streams torch owns, nor when it wants peer access: every device that can has it.
 #include "api/registry.h"
 #include "base/log.h"

@@ -10,7 +10,7 @@ void log_line(const char* format, ...) {
   static std::atomic<int> written{0};
   int line = written.fetch_add(1, std::memory_order_relaxed);
   if (line >= kLogLines) return;
-  char text[1024];
+  char text[4096];  // an error's whole text (status.cpp)
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);

@@ -1,4 +1,4 @@
-// Lines on stderr for what a user must know and no return value can carry. At most kLogLines of them a process: a fault
+// Messages on stderr for what a user must know and no return value can carry. At most kLogLines of them a process: a fault
 // in a loop must not fill a disk.
 #pragma once
 

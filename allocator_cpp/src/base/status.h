@@ -1,5 +1,5 @@
-// How the core reports failure: the ABI's status code, and one line of text kept per thread.
-// Nothing in the core throws. fail() is the only way to make a failing status, so every failure has its line.
+// How the core reports failure: the ABI's status code, and a text kept per thread.
+// Nothing in the core throws. fail() is the only way to make a failing status, so every failure has its text.
 #pragma once
 #include <cstddef>
 
@@ -10,7 +10,7 @@ namespace pyalloc {
 using Status = pyalloc_status;
 constexpr Status kOk = PYALLOC_OK;
 
-// Stores the formatted line as this thread's last error and returns `status`.
+// Stores the formatted text, one line but for out-of-memory, as this thread's last error and returns `status`.
 Status fail(Status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 // This thread's last error; empty before the first.

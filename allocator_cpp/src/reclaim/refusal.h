@@ -16,8 +16,8 @@ enum Rung {
 const char* rung_name(int rung);
 
 // capacity: there is not so much memory. limit: one of ours refused, or a reserve that may not overflow.
-// fragmentation: there is enough, but in pieces that cannot move. pinned: there would be, with what is set aside for
-// LoRA adapters and waits unused.
+// fragmentation: there is enough, but in pieces that cannot move. pinned: there would be, on the device and within its
+// limit, with what is set aside (for LoRA adapters, or free in private pools) and waits unused.
 enum Reason { kCapacity, kLimit, kFragmentation, kPinned, kReasons };
 const char* reason_name(int reason);
 
