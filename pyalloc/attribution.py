@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ._native import library
+from ._words import counted, readable
 from .scope import ThreadScope
 
 
@@ -25,6 +26,13 @@ class Bill:
     allocations: int
     open_scopes: int
 
+    def __repr__(self) -> str:
+        return (
+            f"<Bill of {self.tag!r}: {readable(self.bytes)} in {counted(self.blocks, 'block')}, peak "
+            f"{readable(self.peak_bytes)}, {counted(self.allocations, 'allocation')}, "
+            f"{counted(self.open_scopes, 'open scope')}>"
+        )
+
 
 class tag(ThreadScope):
     """What this thread allocates inside is charged to `name` until it is freed, wherever and whenever that is.
@@ -43,6 +51,9 @@ class tag(ThreadScope):
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def __repr__(self) -> str:
+        return f"pyalloc.tag({self._name!r})"
 
     def __enter__(self) -> tag:
         self._number = library().push_tag(self._name)  # the same for every scope of the tag that is open

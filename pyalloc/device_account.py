@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ._native import library
+from ._words import readable
 from .device_processes import UnknownProcessesError, process_memory
 from .devices import Device, device_number
 from .fragmentation import DeviceFragmentation
@@ -80,6 +81,13 @@ class Ledger(DeviceFragmentation):
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
+    def __repr__(self) -> str:
+        return (
+            f"<Ledger of device {self.device}: {readable(self.requested)} live, {readable(self.reserved)} reserved, "
+            f"{readable(self.outside)} outside pyalloc, {readable(self.free)} free of {readable(self.total)}; "
+            "print() shows all>"
+        )
+
 
 def ledger(device: Device = None) -> Ledger:
     """The whole account of one device: per pool, outside pyalloc, and free. device None: torch's current one, 0 before
@@ -148,11 +156,3 @@ def _lines(whole: Ledger) -> list[str]:
     figures = whole.fragmentation().items()
     lines.append("fragmentation: " + ", ".join(f"{kind.replace('_', ' ')} {value:.3f}" for kind, value in figures))
     return [line.rstrip() for line in lines]
-
-
-def readable(size: int) -> str:
-    """Bytes for people: 512 B, 64.00 MiB, 1.50 GiB."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size} B"

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import errors, torch_pools
 from ._native import library
+from ._words import counted, readable
 from .allocator import is_enabled
 from .devices import MOST_DEVICES, Device, device_number
 from .fragmentation import PoolFragmentation
@@ -46,6 +47,14 @@ class PoolStats(PoolFragmentation):
     asleep: int
     offloaded: int
 
+    def __repr__(self) -> str:
+        limit = f", limit {readable(self.limit)}" if self.limit else ""
+        asleep = f", {readable(self.asleep)} asleep" if self.asleep else ""
+        return (
+            f"<PoolStats of {self.name!r}: {readable(self.requested)} live in {counted(self.blocks, 'block')}, "
+            f"{readable(self.used)} used, {readable(self.reserved)} reserved{limit}{asleep}>"
+        )
+
 
 class PoolScope(ThreadScope):
     """What pool() returns: entered and left any number of times, on any thread, but left on the thread that entered it.
@@ -54,6 +63,9 @@ class PoolScope(ThreadScope):
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def __repr__(self) -> str:
+        return f"pyalloc.pool({self._name!r})"
 
     def __enter__(self) -> None:
         self._number = library().find_pool(self._name)  # a pool's for good

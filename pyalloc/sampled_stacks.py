@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import errors
+from ._words import readable
 from .devices import Device, device_number
 
 _bridge: ctypes.CDLL | None = None  # while stacks are sampled
@@ -33,6 +34,13 @@ class SampledBlock:
     bytes: int
     weight: int
     frames: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        first = self.frames[0] if self.frames else None
+        place = f"{first['filename']}:{first['line']} in {first['name']}" if first else "a thread without Python"
+        return (
+            f"<SampledBlock of {self.pool!r}: {readable(self.bytes)}, stands for {readable(self.weight)}, at {place}>"
+        )
 
 
 def start(bridge: ctypes.CDLL, interval: int) -> None:

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import errors
-from .fragmentation import DeviceFragmentation, PoolFragmentation
+from ._words import readable
+from .fragmentation import DeviceFragmentation, Fragmentation, PoolFragmentation
 from .user_folder import user_folder
 
 VERSION: Final = 1
@@ -80,35 +81,46 @@ class _Table:
     fields: tuple[Field, ...]
 
 
-class Pool(PoolFragmentation):
+class _OnPage(Fragmentation):
+    """Figures of a page, 0 for what is not known; free memory is that of the look for the largest runs."""
+
+    def __init__(self, values: Record) -> None:
+        self.values: Final = values
+        for owner in type(self).__mro__:
+            for name in getattr(owner, "__annotations__", ()):
+                value = values.get(name)
+                setattr(self, name, value if isinstance(value, int) else 0)
+
+    def _free(self) -> int:
+        value = self.values.get("surveyed_free")
+        return value if isinstance(value, int) else super()._free()
+
+    def __repr__(self) -> str:
+        what = f"{type(self).__name__} {self.values['name']!r}, device {self.values['device']}"
+        return f"<{what}: {readable(self.requested)} live, {readable(self.reserved)} reserved>"
+
+
+class Pool(_OnPage, PoolFragmentation):
     """A pool of a device: `values` by the names of pool_fields.def and page_fields.def, and its fragmentation.
 
     Largest runs are up to 2 seconds older than the rest, and so is the free memory that they are taken as shares of.
     """
 
     def __init__(self, values: Record) -> None:
-        self.values: Final = values
+        super().__init__(values)
         self.name: Final[str] = values["name"]
-        _set_sizes(self, PoolFragmentation, values)
-
-    def _free(self) -> int:
-        return _surveyed_free(self.values, super()._free())
 
 
-class Device(DeviceFragmentation):
+class Device(_OnPage, DeviceFragmentation):
     """A device of a process: `values` by the names of stat_fields.def, ledger_fields.def and page_fields.def, its
     fragmentation, and its pools. A statistic with a history is "allocated_bytes.all.current" and so on, as torch names
     it.
     """
 
     def __init__(self, values: Record, pools: tuple[Pool, ...]) -> None:
-        self.values: Final = values
+        super().__init__(values)
         self.pools: Final = pools
         self.number: Final[int] = values["device"]
-        _set_sizes(self, DeviceFragmentation, values)
-
-    def _free(self) -> int:
-        return _surveyed_free(self.values, super()._free())
 
 
 @dataclass(frozen=True)
@@ -124,18 +136,8 @@ class Sample:
     tags: tuple[Record, ...]
     events: tuple[Record, ...]
 
-
-def _surveyed_free(values: Record, now: int) -> int:
-    value = values.get("surveyed_free")
-    return value if isinstance(value, int) else now
-
-
-def _set_sizes(of: Pool | Device, base: type, values: Record) -> None:
-    """What fragmentation is computed from; 0 for what is not known."""
-    for owner in reversed(base.__mro__):
-        for name in getattr(owner, "__annotations__", ()):
-            value = values.get(name)
-            setattr(of, name, value if isinstance(value, int) else 0)
+    def __repr__(self) -> str:
+        return f"<Sample of {self.process['program']} (process {self.process['pid']}): {self.devices}>"
 
 
 def page_files(uid: int | None = None) -> list[Path]:

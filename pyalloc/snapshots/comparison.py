@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from ..device_account import readable
+from .._words import counted, readable, signed
 from .model import STATES, Frame, Snapshot, own_frame
 
 SCHEMA: Final = "pyalloc.diff/1"
@@ -65,6 +65,9 @@ class Change:
     def __str__(self) -> str:
         return self.kind.words(self.tags)
 
+    def __repr__(self) -> str:
+        return f"<Change {signed(self.bytes)}, {self.blocks:+,} blocks: {self}>"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -72,7 +75,8 @@ class Difference:
 
     milliseconds: between them. same_process: both are of one. live: all blocks together. changes: by everything that
     tells blocks apart. pools, sizes, tags, sites: by one of these; blocks without a tag, or a known site, are in none
-    of the last two. reserved: how much more each pool has mapped, by "kv" or "kv of device 1".
+    of the last two. reserved: how much more each pool has mapped, by "kv" or "kv of device 1". str() is all of it for
+    people, as `pyalloc diff` prints it.
     """
 
     milliseconds: int
@@ -92,6 +96,15 @@ class Difference:
     def as_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, numbers and text."""
         return {"schema": SCHEMA, **asdict(self)}
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Difference over {abs(self.milliseconds) / 1000:.1f} s: {signed(self.live.bytes)} live, "
+            f"{self.live.blocks:+,} blocks, {counted(len(self.changes), 'change')}; print() shows all>"
+        )
 
 
 def diff(before: Snapshot, after: Snapshot) -> Difference:
@@ -225,7 +238,7 @@ def lines(difference: Difference, most: int = 10) -> Iterator[str]:
     live = difference.live
     if live.bytes or live.blocks:
         yield (
-            f"live memory {'shrank' if live.bytes < 0 else 'grew'} by {_signed(live.bytes).lstrip('+-')}, "
+            f"live memory {'shrank' if live.bytes < 0 else 'grew'} by {signed(live.bytes).lstrip('+-')}, "
             f"{live.blocks:+,} blocks, from {readable(live.before_bytes)} in {live.before_blocks:,}"
         )
     elif not difference.changes:
@@ -244,7 +257,7 @@ def lines(difference: Difference, most: int = 10) -> Iterator[str]:
     for name, size in difference.reserved.items():
         grown = [one for one in difference.pools if str(one.kind) == name and one.bytes > 0]
         if size > 0 and not grown:
-            yield f"{name} has {_signed(size)} mapped and no more live: kept for reuse, not a leak"
+            yield f"{name} has {signed(size)} mapped and no more live: kept for reuse, not a leak"
 
 
 def _section(title: str, changes: tuple[Change, ...], most: int) -> Iterator[str]:
@@ -255,10 +268,6 @@ def _section(title: str, changes: tuple[Change, ...], most: int) -> Iterator[str
     yield f"{title:<16}{'bytes':>14}{'blocks':>10}"
     for one in sorted(shown, key=lambda one: -one.bytes):
         of_size = f", mostly of {readable(one.size)}" if one.size and one.blocks > 1 else ""
-        yield f"{'':<16}{_signed(one.bytes):>14}{one.blocks:>+10,}  {one}{of_size}"
+        yield f"{'':<16}{signed(one.bytes):>14}{one.blocks:>+10,}  {one}{of_size}"
     if len(changes) > most:
         yield f"{'':<16}and {len(changes) - most} more"
-
-
-def _signed(size: int) -> str:
-    return ("-" if size < 0 else "+") + readable(abs(size))

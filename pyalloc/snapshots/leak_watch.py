@@ -17,7 +17,7 @@ from types import TracebackType
 
 from .. import errors
 from .._native import library
-from ..device_account import readable
+from .._words import counted, readable
 from ..devices import MOST_DEVICES, Device, device_number
 from .capture import snapshot
 from .comparison import Change, diff
@@ -48,6 +48,9 @@ class Leak:
     reserved: int
     cause: str
     changes: tuple[Change, ...]
+
+    def __repr__(self) -> str:
+        return f"<Leak ({self.cause}): {self}>"
 
     def __str__(self) -> str:
         pool = self.pool + (f" of device {self.device}" if self.device else "")
@@ -115,6 +118,10 @@ class LeakWatch:
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopping.is_set() else "watching" if self._thread is not None else "by step()"
+        return f"<LeakWatch ({state}): {counted(len(self.leaks), 'leak')} found>"
 
     def __enter__(self) -> LeakWatch:
         return self

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from .._words import counted, readable
 from ..attribution import Bill
 from ..device_account import Ledger
 
@@ -67,6 +68,12 @@ class Segment:
     first: int
     blocks: int
 
+    def __repr__(self) -> str:
+        return (
+            f"<Segment of {self.pool!r} at {self.address:#x}: {readable(self.bytes)}, {readable(self.requested)} live, "
+            f"{counted(self.blocks, 'block')}>"
+        )
+
 
 @dataclass(frozen=True)
 class Block:
@@ -85,6 +92,12 @@ class Block:
     tag: str | None
     site: tuple[Frame, ...]
 
+    def __repr__(self) -> str:
+        size = self.bytes if self.state == "free" else self.requested
+        payer = "" if self.tag is None else f", tag {self.tag!r}"
+        frame = own_frame(self.site)
+        return f"<Block at {self.address:#x}: {readable(size)} {self.state}{payer}{f', {frame}' if frame else ''}>"
+
 
 @dataclass(frozen=True)
 class Blocks(Sequence[Block]):
@@ -99,6 +112,9 @@ class Blocks(Sequence[Block]):
     site: tuple[int, ...]  # places in `sites`, or NONE
     tags: tuple[str, ...] = ()
     sites: tuple[tuple[Frame, ...], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Blocks: {len(self):,}, {sum(state == 0 for state in self.state):,} of them live>"
 
     def __len__(self) -> int:
         return len(self.address)
@@ -133,6 +149,9 @@ class Events:
     unix_us: tuple[int, ...] = ()
     bytes: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Events: {len(self.bytes):,}>"
+
 
 COLUMNS: Final = ("address", "bytes", "requested", "state", "stream", "tag", "site")
 SEGMENT_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Segment) if field.name != "first")
@@ -151,6 +170,16 @@ class DeviceSnapshot:
     blocks: Blocks
     exact: bool
     events: Events = Events()
+
+    def __repr__(self) -> str:
+        return f"<DeviceSnapshot: {self}>"
+
+    def __str__(self) -> str:
+        blocks = sum(pool.blocks for pool in self.ledger.pools)
+        return (
+            f"device {self.ledger.device} has {readable(self.ledger.requested)} live in {counted(blocks, 'block')}, "
+            f"{readable(self.ledger.reserved)} reserved"
+        )
 
     def blocks_of(self, segment: Segment) -> tuple[Block, ...]:
         """The blocks of a segment, end to end."""
@@ -176,6 +205,10 @@ class Snapshot:
     devices: tuple[DeviceSnapshot, ...]
     bills: tuple[Bill, ...]
     oom: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        devices = "; ".join(map(str, self.devices)) or "no device in use"
+        return f"<Snapshot of {self.program or 'a program'} (process {self.pid}): {devices}>"
 
     def as_dict(self) -> dict[str, Any]:
         """What the file holds, as dicts, lists, numbers and text."""
