@@ -117,5 +117,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'pyalloc' has no attribute {name!r}")
 
 
+_NAMES = {*_MODULES, *(name for names in _PUBLIC.values() for name in names)}
+__all__ = sorted(_NAMES - {"__version__"})
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *(name for names in _PUBLIC.values() for name in names)})
+    # Modules that are not public become attributes of the package when they are imported: not what a user looks for.
+    return sorted({*_NAMES, *(name for name in globals() if name.startswith("__"))})

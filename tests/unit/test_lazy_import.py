@@ -62,6 +62,18 @@ def test_every_public_name_exists() -> None:
         pyalloc.nonsense  # noqa: B018
 
 
+def test_dir_and_star_show_what_is_public_and_nothing_else() -> None:
+    code = """import pyalloc, pyalloc.torch_pools, pyalloc.errors
+assert pyalloc.torch_pools and pyalloc.errors
+star = {}
+exec('from pyalloc import *', star)
+print([sorted(star.keys() - {'__builtins__'}), [name for name in dir(pyalloc) if not name.startswith('__')]])"""
+    public = {name for names in pyalloc._PUBLIC.values() for name in names} | set(pyalloc._MODULES)
+    assert modules_after(code) == [sorted(public - {"__version__"})] * 2
+    assert "__version__" in dir(pyalloc)
+    assert "__doc__" in dir(pyalloc)
+
+
 @pytest.mark.parametrize("name", pyalloc._MODULES)
 def test_a_public_module_is_there_before_it_is_imported(name: str) -> None:
     code = f"import pyalloc; assert '{name}' in dir(pyalloc); print([pyalloc.{name}.__name__])"
