@@ -41,6 +41,7 @@ def examine(libraries: bool = False) -> dict[str, Any]:
     """Everything doctor reports. A part that cannot be found holds {"error": why}; nothing raises. libraries: imports
     those that are instrumented, to look into them.
     """
+    options = _guarded(_options)
     report: dict[str, Any] = {
         "pyalloc": {"version": __version__},
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -49,11 +50,11 @@ def examine(libraries: bool = False) -> dict[str, Any]:
         "driver": _guarded(_driver),
         "devices": _guarded(_devices),
         "bridge": _guarded(_bridge),
-        "stats_page": _guarded(_stats_page),
-        "options": _guarded(_options),
+        "stats_page": _guarded(lambda: _stats_page(options)),
+        "options": options,
         "torch_options": _guarded(_torch_options),
         "virtuals_not_covered": _guarded(_uncovered_virtuals),
-        "instrumentation": _guarded(lambda: _instrumentation(libraries)),
+        "instrumentation": _guarded(lambda: _instrumentation(options, libraries)),
     }
     report["ready"] = not any(
         "error" in report[part] for part in ("library", "driver", "bridge", "options")
@@ -151,14 +152,16 @@ def _options() -> list[dict[str, Any]]:
     return allocator.describe_options()
 
 
-def _option_values() -> dict[str, str]:
-    return {option["key"]: option["value"] for option in _options()}
+def _state(options: Any, *keys: str) -> str:
+    """Whether all of these options are on. Why options cannot be read, they say themselves, once."""
+    if isinstance(options, dict):
+        return "unknown"
+    return "on" if all(row["value"] == "on" for row in options if row["key"] in keys) else "off"
 
 
-def _stats_page() -> dict[str, Any]:
-    values = _option_values()
+def _stats_page(options: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "state": "on" if values["stats_page"] == values["maintenance"] == "on" else "off",
+        "state": _state(options, "stats_page", "maintenance"),
         "folder": str(user_folder.user_folder(os.geteuid())),
         "page": _native.library().stats_page_path(),  # of this process, once it has allocated
     }
@@ -170,8 +173,8 @@ def _stats_page() -> dict[str, Any]:
         return {**facts, "error": str(error)}
 
 
-def _instrumentation(libraries: bool) -> dict[str, Any]:
-    return {"state": _option_values()["instrument"], "libraries": instrumentation.survey(libraries)}
+def _instrumentation(options: Any, libraries: bool) -> dict[str, Any]:
+    return {"state": _state(options, "instrument"), "libraries": instrumentation.survey(libraries)}
 
 
 def _torch_options() -> list[dict[str, str]]:
@@ -270,7 +273,11 @@ def _instrumentation_lines(instrumentation: dict[str, Any]) -> list[str]:
 def _stats_page_lines(page: dict[str, Any]) -> list[str]:
     if "folder" not in page:
         return [f"stats page PROBLEM: {page['error']}"]
-    what = "written to a file in" if page["state"] == "on" else "not written; those of other programs are in"
+    what = {
+        "on": "written to a file in",
+        "off": "not written; those of other programs are in",
+        "unknown": "as the options will say; those of other programs are in",
+    }[page["state"]]
     there = f" ({page['pages']} there now)" if "pages" in page else ""
     lines = [f"stats page {page['state']}: {what} {page['folder']}{there}"]
     if page["page"]:

@@ -50,6 +50,16 @@ def test_why_none_can_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     head, problem = page_lines()
     assert head == f"stats page on: written to a file in {folder}"
     assert problem.strip().startswith(f"PROBLEM: {folder} is not a folder of user")
-    monkeypatch.setenv("PYALLOC_CONF", "stats_page:maybe")
-    (line,) = page_lines()
-    assert line.startswith("stats page PROBLEM: option 'stats_page' has value 'maybe'")
+
+
+def test_a_wrong_option_is_said_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYALLOC_CONF", "slak:3")
+    lines = doctor().splitlines()
+    (line,) = (line for line in lines if "slak" in line)
+    assert line.startswith("options  PROBLEM: unknown option 'slak'; the nearest is 'slack'")
+    what = "as the options will say; those of other programs are in"
+    assert f"stats page unknown: {what} {folder} (0 there now)" in lines
+    assert any(line.startswith("instrument unknown: ") for line in lines)
+    report = json.loads(doctor("--json"))
+    assert [part for part, facts in report.items() if "slak" in str(facts)] == ["options"]
+    assert not report["ready"]
