@@ -14,7 +14,7 @@ from .control_socket import LONGEST_LINE, SOCKET_NAME
 from .model import Snapshot
 from .reading import loads
 
-_HOW = "start it with PYALLOC_CONF=enable:True,control_socket:on"
+_HOW = "Start it with PYALLOC_CONF=enable:True,control_socket:on"
 _MOST_BYTES = 4 << 30
 
 
@@ -59,7 +59,10 @@ def _socket_of(pid: int) -> Path:
     try:
         found = path.lstat()
     except FileNotFoundError as error:
-        raise SnapshotError(f"process {pid} has no control socket: {_HOW}{_others()}") from error
+        raise SnapshotError(
+            f"process {pid} has no control socket in {path.parent}{_others()}. {_HOW}; if it runs with that already, "
+            "and with another PYALLOC_SHARED_FOLDER, set the same one here"
+        ) from error
     if found.st_uid != owner:
         raise SnapshotError(f"{path} was made by user {found.st_uid}, process {pid} is of user {owner}")
     return path

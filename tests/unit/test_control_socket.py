@@ -166,7 +166,11 @@ def test_who_cannot_be_asked_is_one_line(
     for pid in (gone.pid, 1 << 30, 0):
         assert f"there is no process {pid}" in refused(capsys, pid)
     line = refused(capsys, os.getpid())
-    assert "has no control socket: start it with PYALLOC_CONF=enable:True,control_socket:on" in line
+    assert f"has no control socket in {shared_memory}/pyalloc-{os.geteuid()}" in line, line
+    assert line.endswith(
+        ". Start it with PYALLOC_CONF=enable:True,control_socket:on; if it runs with that already, and with another "
+        "PYALLOC_SHARED_FOLDER, set the same one here"
+    )
     assert f"(there are control sockets of {process.pid})" in line
     with pytest.raises(SystemExit) as ended:
         main(["snapshot", "me", "-o", "/dev/null"])
