@@ -112,6 +112,25 @@ def versions() -> dict[str, str]:
     return found
 
 
+def what_is_missing(steps: list[str], environment: dict[str, str]) -> list[str]:
+    """Packages without which no step can work: better said at once than after minutes, by each test."""
+    needed = ["pyalloc", "torch", *(("pytest", "hypothesis") if steps != ["measure"] else ())]
+    # A folder by the name (tests/torch) is no package: it has no origin.
+    look = (
+        "import sys; from importlib.util import find_spec;"
+        "print(*(one for one in sys.argv[1:] if not getattr(find_spec(one), 'origin', None)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", look, *needed],
+        env=environment,
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return found.stdout.split()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"), help="default gpu_check.json")
@@ -124,8 +143,11 @@ def main() -> int:
     if installed.is_dir():
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(installed), environment.get("PYTHONPATH"))))
 
-    report: dict[str, Any] = {"dry_run": args.dry_run, "versions": versions(), "steps": {}}
     steps = args.only or list(SECONDS)
+    if missing := what_is_missing(steps, environment):
+        print(f"gpu_check: nothing was checked: {sys.executable} lacks {', '.join(missing)}", file=sys.stderr)
+        return 1
+    report: dict[str, Any] = {"dry_run": args.dry_run, "versions": versions(), "steps": {}}
     for name in steps:
         print(f"gpu_check: {name}, at most {limit_of(name, args.dry_run)} s", flush=True)
         if name == "measure":
