@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import difflib
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import errors
@@ -24,21 +24,23 @@ examples:
   pyalloc doctor --json                   the same for a program
   pyalloc run train.py --epochs 3         a script on pyalloc, unchanged
   pyalloc run --conf limit:20GiB -m my.module
-  pyalloc record -o trace.csv.gz train.py what it allocates, as a trace
+  pyalloc record -o trace.csv train.py    what it allocates, as a trace
   pyalloc snapshot 4242 -o now.json       where a running process's memory is
   pyalloc diff before.json after.json     what grew
-  pyalloc exporter                        its figures and others', for Prometheus
+  pyalloc exporter                        the figures of all such programs, for Prometheus
   pyalloc top                             who holds which GPU memory, live; also as pyalloc-top
   python -m pyalloc.simgpu --memory 8GiB -m pyalloc run train.py     the same with no GPU
+pyalloc COMMAND --help says more of each.
 """
 
 
 _TARGET = "(script.py | -m module | -c code) [arguments of the program]"
+_CONF_HELP = "pyalloc's options, as limit:20GiB,slack:0.1; they win over PYALLOC_CONF; pyalloc doctor lists all"
 _TAKE_A_VALUE = ("--conf", "--device", "-o", "--output")
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """The command line's parser, and the names of the commands."""
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The command line's parser, and those of the commands by name."""
     parser = argparse.ArgumentParser(
         prog="pyalloc",
         description="A drop-in CUDA allocator for PyTorch.",
@@ -52,28 +54,37 @@ def _parsers() -> tuple[argparse.ArgumentParser, Collection[str]]:
         usage=f"pyalloc run [options] {_TARGET}",
         help="run a Python program on pyalloc",
         description="Runs a Python program on pyalloc: a script, -m module or -c code, with its arguments.",
-        epilog="example: pyalloc run --conf slack:0.1,bridge:require train.py --epochs 3",
+        epilog="The exit code is the program's. For example: pyalloc run --conf limit:20GiB train.py --epochs 3",
     )
-    run.add_argument("--conf", default="", metavar="OPTIONS", help="as key:value,...; they win over PYALLOC_CONF")
+    run.add_argument("--conf", default="", metavar="OPTIONS", help=_CONF_HELP)
     record = commands.add_parser(
         "record",
         usage=f"pyalloc record [options] {_TARGET}",
         help="run a Python program and write what it allocates as a trace",
-        description="Runs a Python program on pyalloc and writes its allocations as a trace for tools/bench/replay.py.",
+        description="Runs a Python program on pyalloc and writes its allocations and frees as a trace, which "
+        "tools/bench/replay.py of the source tree replays on pyalloc and on torch's allocators.",
         epilog="example: pyalloc record -o trace.csv.gz train.py --epochs 3",
     )
-    record.add_argument("--conf", default="", metavar="OPTIONS", help="as key:value,...; they win over PYALLOC_CONF")
-    record.add_argument("--device", type=int, default=0, metavar="N", help="the device to record (default: 0)")
-    record.add_argument("-o", "--output", metavar="FILE", help="csv or csv.gz; may also be the last two arguments")
+    record.add_argument("--conf", default="", metavar="OPTIONS", help=_CONF_HELP)
+    record.add_argument("--device", type=int, default=0, metavar="N", help="the GPU to record (default: 0)")
+    record.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the trace, .csv or .csv.gz; -o FILE may also stand after the program's arguments",
+    )
     doctor = commands.add_parser(
         "doctor",
         help="show versions, driver, bridge and options",
         description="Shows what pyalloc finds on this machine, and what it would do. Compiles the bridge if need be.",
-        epilog="example: pyalloc doctor --json | python -m json.tool",
+        epilog="Exit code: 0 pyalloc can run here with its bridge, 1 it cannot; a line with PROBLEM says why. "
+        "For example: pyalloc doctor --json | python -m json.tool",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
     doctor.add_argument(
-        "--libraries", action="store_true", help="also import the model libraries and list what is instrumented in them"
+        "--libraries",
+        action="store_true",
+        help="also import torch, transformers, peft and diffusers, and say what is instrumented in them",
     )
     snapshot_commands.add_parsers(commands)
     metrics_commands.add_parser(commands)
@@ -116,7 +127,7 @@ def _run(parsed: argparse.Namespace, target: list[str]) -> int:
 
 def _run_program(given: list[str]) -> int:
     """`run` and `record`."""
-    parser, _ = _parsers()
+    parser, commands = _parsers()
     ours, target = split_program(given[1:], _TAKE_A_VALUE)
     parsed = parser.parse_args(given[:1] + ours)
     if parsed.command == "record" and parsed.output is None:
@@ -124,9 +135,9 @@ def _run_program(given: list[str]) -> int:
 
         target, parsed.output = output_argument(target)
         if parsed.output is None:
-            parser.error("record needs -o FILE")
+            commands["record"].error("record needs -o FILE")
     if not target or target in (["-m"], ["-c"]):
-        parser.error(f"{parsed.command} needs a script.py, -m module or -c code")
+        commands[parsed.command].error(f"{parsed.command} needs a script.py, -m module or -c code")
     return _record(parsed, target) if parsed.command == "record" else _run(parsed, target)
 
 

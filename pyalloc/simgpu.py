@@ -212,8 +212,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--memory", default="80GiB", metavar="SIZE", help="of each device (default: %(default)s)")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="1 to 8 (default: %(default)s)")
+    parser.add_argument(
+        "--memory", default="80GiB", metavar="SIZE", help="memory of each device (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="how many devices, 1 to 8 (default: %(default)s)"
+    )
     parser.add_argument(
         "--streams",
         choices=STREAM_MODES,

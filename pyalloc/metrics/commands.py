@@ -26,18 +26,25 @@ def add_parser(commands: Any) -> None:
     """Adds the command to the subparsers of `pyalloc`."""
     exporter = commands.add_parser(
         "exporter",
-        help="serve metrics of every pyalloc process of this host to Prometheus",
-        description="Serves metrics of every pyalloc process of this host to Prometheus, from their stats pages.",
+        help="serve metrics of your pyalloc processes (root: of everybody's) to Prometheus",
+        description="Serves metrics of this host's pyalloc processes to Prometheus, read from shared memory.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     exporter.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, metavar="N", help=f"0: any free one (default: {DEFAULT_PORT})"
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        metavar="N",
+        help=f"port to listen at; 0: any free one (default: {DEFAULT_PORT})",
     )
     exporter.add_argument(
-        "--addr", default="127.0.0.1", metavar="ADDRESS", help="to listen at (default: 127.0.0.1, for this host alone)"
+        "--addr",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen at (default: 127.0.0.1, for this host alone)",
     )
-    exporter.add_argument("--once", action="store_true", help="print the metrics and end")
+    exporter.add_argument("--once", action="store_true", help="print the metrics once, and stop")
 
 
 def run_exporter(parsed: argparse.Namespace) -> int:

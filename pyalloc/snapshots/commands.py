@@ -7,6 +7,7 @@ grew, 1 something did, 2 a file cannot be read; both 2 for a wrong command line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def add_parsers(commands: Any) -> None:
     """Adds both commands to the subparsers of `pyalloc`."""
     snapshot = commands.add_parser(
         "snapshot",
+        usage="pyalloc snapshot (PID | --html FILE... | --convert FILE) -o FILE [--timeout SECONDS]",
         help="write where the memory of a running process is; draw or convert such a file",
         description="Asks a running process where its memory is, or draws or converts what it said.",
         epilog=_SNAPSHOT_EXAMPLES,
@@ -35,32 +37,42 @@ def add_parsers(commands: Any) -> None:
     )
     source = snapshot.add_mutually_exclusive_group(required=True)
     source.add_argument("pid", nargs="?", type=int, metavar="PID", help="a process that runs with control_socket:on")
-    source.add_argument("--convert", metavar="FILE", help="a snapshot, to a pickle for torch's viewers")
-    source.add_argument("--html", nargs="+", metavar="FILE", help="snapshots, to one page for a browser")
-    snapshot.add_argument("-o", "--output", required=True, metavar="FILE", help="where to; - for standard output")
+    source.add_argument("--convert", metavar="FILE", help="turn a snapshot into a pickle for torch's viewers")
+    source.add_argument("--html", nargs="+", metavar="FILE", help="draw snapshots as one page for a browser")
     snapshot.add_argument(
-        "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="to wait for the process (default: 60)"
+        "-o", "--output", required=True, metavar="FILE", help="the file to write; - for standard output"
+    )
+    snapshot.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to wait for the process (default: 60)",
     )
     diff = commands.add_parser(
         "diff",
         help="what grew between two snapshots",
         description="Names what grew between two snapshots, by pool, size, tag and call site: the leak finder.",
-        epilog="example: pyalloc diff before.json after.json --at-least 1MiB",
+        epilog="Exit code: 0 nothing grew, 1 something did, 2 a file cannot be read. "
+        "For example: pyalloc diff before.json after.json --at-least 1MiB",
     )
-    diff.add_argument("before", metavar="BEFORE.json")
-    diff.add_argument("after", metavar="AFTER.json")
+    diff.add_argument("before", metavar="BEFORE.json", help="a snapshot: of pyalloc snapshot, or Snapshot.save()")
+    diff.add_argument("after", metavar="AFTER.json", help="a later one")
     diff.add_argument("--json", action="store_true", help="one JSON object instead of text")
     diff.add_argument(
-        "--at-least", default="1", metavar="SIZE", help="exit with 1 only if a kind of blocks grew so much"
+        "--at-least",
+        default="1",
+        metavar="SIZE",
+        help="exit with 1 only if a kind of blocks grew so much, as 1MiB (default: by any byte)",
     )
-    diff.add_argument("--most", type=int, default=10, metavar="N", help="rows of each table (default: 10)")
+    diff.add_argument("--most", type=int, default=10, metavar="N", help="most rows of each table (default: 10)")
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e6:
-        raise ValueError
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < 1e6:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, more than 0")
 
 
 def run_snapshot(parsed: argparse.Namespace) -> int:

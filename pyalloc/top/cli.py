@@ -36,28 +36,49 @@ examples:
   pyalloc-top --once --json | jq '.processes[].devices[] | {reserved, allocated}'
   pyalloc-top --json -d 10 >log     one object a line, every ten seconds
   pyalloc-top -s help               what one may sort by
+exit code: 0 done, 1 it cannot be read, 2 a wrong command line, 3 nothing to show
 """
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=name,
-        description="Shows the GPU memory of processes that run on pyalloc, pool by pool, without their help.",
+        description="Shows the GPU memory of processes that run on pyalloc, pool by pool. It reads what each of them "
+        "keeps in shared memory, and disturbs none.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("-p", "--pid", type=int, action="append", default=[], metavar="PID", help="only this process; may be repeated")
-    add("-d", "--delay", type=_delay, default=1.0, metavar="SEC", help="between two looks (default: 1, least: 0.1)")
+    add(
+        "-d", "--delay", type=_delay, default=1.0, metavar="SEC", help="time between two looks (default: 1, least: 0.1)"
+    )
     add("-n", "--iterations", type=_positive, metavar="N", help="stop after N looks")
-    add("-1", "--once", action="store_true", help="one table, and stop; as without a terminal")
-    add("--json", action="store_true", help="JSON: with --once one object, else one a line")
-    add("-s", "--sort", default="reserved", metavar="KEY", help="what rows are sorted by; help lists the keys")
-    add("-r", "--reverse", action="store_true", help="turn the order round")
-    add("-F", "--filter", default="", metavar="TEXT", help="only what has this in its number, command line or GPU")
+    add("-1", "--once", action="store_true", help="print one table, and stop; without a terminal it does that anyway")
+    add("--json", action="store_true", help="print JSON: with --once one object, else one a line at each look")
+    add(
+        "-s",
+        "--sort",
+        default="reserved",
+        metavar="KEY",
+        help="what rows are sorted by (default: reserved); -s help lists the keys",
+    )
+    add("-r", "--reverse", action="store_true", help="reverse the order")
+    add(
+        "-F",
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="only what has this in its process number, command line or GPU",
+    )
     add("-u", "--user", type=_user, metavar="USER", help="another user's processes (needs root)")
     add("--device", type=int, action="append", default=[], metavar="N", help="only this GPU; may be repeated")
-    add("--view", choices=VIEWS, default="process", help="what is shown (default: process)")
+    add(
+        "--view",
+        choices=VIEWS,
+        default="process",
+        help="a row for each of these (default: process); pools and tags are those of living processes",
+    )
     add(
         "--thresholds",
         type=_thresholds,
@@ -65,26 +86,26 @@ def _parser(name: str) -> argparse.ArgumentParser:
         metavar="A,B",
         help="percent from which a bar is yellow, and red (default: 75,90)",
     )
-    add("-U", "--ascii", action="store_true", help="no characters beyond ASCII")
+    add("-U", "--ascii", action="store_true", help="only ASCII characters")
     add("--no-color", action="store_true", help="no colours; NO_COLOR does the same")
     add("--fields", action="store_true", help="list what each figure in the JSON means, with its unit, and stop")
-    add("--prune", action="store_true", help="delete the pages that dead processes left, and stop")
+    add("--prune", action="store_true", help="delete what dead processes left in shared memory, and stop")
     add("-V", "--version", action="store_true", help="show the version, and stop")
     return parser
 
 
 def _delay(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < LEAST_DELAY_S:
-        raise argparse.ArgumentTypeError(f"{text} seconds; expected at least {LEAST_DELAY_S}")
-    return value
+    with contextlib.suppress(ValueError):
+        if LEAST_DELAY_S <= (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, at least {LEAST_DELAY_S}")
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} looks; expected at least 1")
-    return value
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) >= 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}; expected a number of looks, at least 1")
 
 
 def _user(text: str) -> int:

@@ -79,7 +79,7 @@ def _page(processes: Sequence[Process], unreadable: Sequence[str], screen: Scree
             *_bad(unreadable),
         ]
     above = [title, *device_lines(rows, screen), Text()]
-    below = [*notes(rows), *_bad(unreadable)]
+    below = [*notes(rows, screen), *_bad(unreadable)]
     head, items = body(rows, screen, screen.width - 1)
     room = max(1, screen.height - 1 - len(above) - len(head) - len(below))
     if screen.jump:

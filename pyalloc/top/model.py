@@ -77,6 +77,11 @@ class Process:
         return str(self.sample.process["program"])
 
     @property
+    def alive(self) -> bool:
+        """Whether it still holds what its page says."""
+        return self.state in (RUNNING, SILENT)
+
+    @property
     def ooms(self) -> int:
         """Allocations refused so far, whatever the reason."""
         return sum(value or 0 for name, value in self.sample.process.items() if name.startswith("oom_"))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from .._words import counted
 from ..stats_page import Device, Pool
 from . import drawing
 from .columns import Column, fitting, heading, line
@@ -178,7 +179,7 @@ def device_lines(rows: Sequence[Row], screen: Screen) -> list[Text]:
     """One line for each GPU: what pyalloc's processes hold of it together, what others do, what is free."""
     of_gpu: dict[str, list[Row]] = {}
     for row in rows:
-        if row.process.state in (RUNNING, SILENT):
+        if row.process.alive:
             of_gpu.setdefault(str(row.device.values.get("uuid") or row.device.number), []).append(row)
     lines = []
     for together in of_gpu.values():
@@ -236,17 +237,22 @@ def _processes(rows: Sequence[Row]) -> list[Process]:
     return list({row.process.page: row.process for row in rows}.values())
 
 
+def holding(rows: Sequence[Row], screen: Screen) -> list[Row]:
+    """Without those that are over and so hold nothing, unless they were asked for by number."""
+    return [row for row in rows if row.process.alive or row.process.pid in screen.selection.pids]
+
+
 def body(rows: Sequence[Row], screen: Screen, width: int) -> tuple[list[Text], list[Text]]:
     """Heading and lines, so wide, of the view that is chosen."""
     if screen.view == "tag":
-        lines = tag_lines(rows, width)
+        lines = tag_lines(holding(rows, screen), width)
         return lines[:1], lines[1:]
     if screen.view == "event":
         lines = event_lines(rows, width)
         return lines[:1], lines[1:]
     if screen.view == "pool":
         fit = fitting(with_owner(pool_columns(screen)), width)
-        pools = [PoolRow(row, pool) for row in rows for pool in pools_in_use(row.device)]
+        pools = [PoolRow(row, pool) for row in holding(rows, screen) for pool in pools_in_use(row.device)]
         return [heading(fit, "", "")], [line(fit, one, _row_style(one.row)) for one in pools]
     columns = fitting(process_columns(screen), width)
     _, _, largest_first = SORT_KEYS[screen.selection.sort]
@@ -258,19 +264,27 @@ def body(rows: Sequence[Row], screen: Screen, width: int) -> tuple[list[Text], l
 
 
 def _row_style(row: Row) -> str:
-    return "dim" if row.process.state in (ENDED, DIED) else ""
+    return "" if row.process.alive else "dim"
 
 
 def table(processes: Sequence[Process], screen: Screen) -> list[Text]:
     """Everything once, for --once and for what is no terminal."""
     rows = screen.selection.rows(processes)
     head, lines = body(rows, screen, screen.width)
-    return [*device_lines(rows, screen), *head, *lines, *notes(rows)]
+    return [*device_lines(rows, screen), *head, *lines, *notes(rows, screen)]
 
 
-def notes(rows: Sequence[Row]) -> list[Text]:
-    """What marks in the table mean, of those that are there."""
+def notes(rows: Sequence[Row], screen: Screen) -> list[Text]:
+    """What marks in the table mean, of those that are there, and what is not."""
     found = []
+    if screen.view in ("pool", "tag"):
+        shown = holding(rows, screen)
+        if left_out := len(_processes(rows)) - len(_processes(shown)):
+            found.append(
+                f"not here: {counted(left_out, 'process', 'processes')} that ended or died, and so hold nothing "
+                "(see the view process, or name one with -p)"
+            )
+        rows = shown
     if any(not row.process.same_namespace for row in rows):
         found.append("* the number inside its container")
     if any(row.process.state == DIED for row in rows):

@@ -38,6 +38,29 @@ def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixtur
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (["run"], "pyalloc run", "run needs a script.py, -m module or -c code"),
+        (["record", "train.py"], "pyalloc record", "record needs -o FILE"),
+        (["snapshot"], "pyalloc snapshot (PID | --html FILE... | --convert FILE) -o FILE", "-o/--output"),
+        (
+            ["snapshot", "1", "-o", "x", "--timeout", "soon"],
+            "pyalloc snapshot",
+            "'soon'; expected seconds, more than 0",
+        ),
+    ],
+)
+def test_a_wrong_command_line_shows_the_usage_of_its_command(
+    arguments: list[str], usage: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: {usage}")
+    assert message in said
+
+
 def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["dcotor"])

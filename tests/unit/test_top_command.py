@@ -135,6 +135,8 @@ def test_nothing_to_show_is_3() -> None:
         (["-d", "0.01"], "at least 0.1"),
         (["-d", "nan"], "at least 0.1"),
         (["-n", "0"], "at least 1"),
+        (["-d", "soon"], "'soon'; expected seconds, at least 0.1"),
+        (["-n", "x"], "'x'; expected a number of looks, at least 1"),
         (["-s", "size"], "expected one of reserved, allocated"),
         (["-u", "nobody-of-that-name"], "no user is named"),
         (["--thresholds", "90,75"], "two percentages"),
@@ -190,6 +192,22 @@ def test_prune() -> None:
     assert "2   0 died" in top("--once").stdout
     assert top("--prune").stdout == f"deleted {dead.path}\n"
     assert alive.path.exists()
+
+
+def test_pools_and_tags_are_those_of_living_processes() -> None:
+    alive, dead = PageBuilder(pid=101), PageBuilder(pid=102)
+    for builder in (alive, dead):
+        builder.tags = [{"name": "request-7", "bytes": 1, "peak_bytes": 1, "blocks": 1, "allocations": 1}]
+        builder.write()
+    dead.die()
+    for view in ("pool", "tag"):
+        lines = top("--once", "--view", view).stdout.splitlines()
+        assert [line.split()[0] for line in lines if line.split()[0] in ("101", "102")] == ["101"], lines
+        assert lines[-1].startswith("not here: 1 process that ended or died"), lines
+        asked = top("--once", "--view", view, "-p", "102").stdout
+        assert "102" in asked
+        assert "not here" not in asked
+    assert "102   0 died" in top("--once").stdout
 
 
 class Terminal:
