@@ -54,6 +54,9 @@ class MetricsServer:
         host = str(self._server.server_address[0])
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
 
+    def __repr__(self) -> str:
+        return f"<MetricsServer at {self.url}{'' if self._thread.is_alive() else ' (closed)'}>"
+
     def close(self) -> None:
         """Frees the port. Harmless when done twice, and in a forked child, where nothing serves."""
         if self._thread.is_alive():

@@ -66,6 +66,12 @@ def test_the_paths(server: MetricsServer) -> None:
     assert get(server, "/metrics", "POST")[0] == 405
 
 
+def test_it_shows_where_it_serves(server: MetricsServer) -> None:
+    assert repr(server) == f"<MetricsServer at http://127.0.0.1:{server.port}/metrics>"
+    server.close()
+    assert repr(server).endswith("/metrics (closed)>")
+
+
 def test_an_error_of_pyalloc_s_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     def fails() -> dict[str, object]:
         raise pyalloc.DriverError("the driver is gone")
