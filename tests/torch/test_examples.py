@@ -86,9 +86,13 @@ def test_oom(tmp_path: Path, bridge: str) -> None:
     assert "served; 5 prefixes are left" in lines
     assert lines[-1] == "{'capacity': 1, 'limit': 0, 'fragmentation': 0, 'pinned': 0}"
     # Without the bridge torch cannot be told: the message goes to standard error, and nothing is raised.
-    errors = done.stderr.splitlines() if bridge == "off" else [f"pyalloc: {lines[-2]}"]
-    assert [one for one in errors if one.startswith("pyalloc: CUDA out of memory. Tried to allocate 1.00 GiB.")]
-    assert bridge == "require" or not any("CUDA out of memory" in line for line in lines)
+    said, quiet = (done.stderr, done.stdout) if bridge == "off" else (done.stdout, done.stderr)
+    first = next(at for at, line in enumerate(said.splitlines()) if "CUDA out of memory" in line)
+    message = said.splitlines()[first:]
+    assert "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 1.00 GiB" in message[0]
+    assert "CUDA out of memory" not in quiet
+    assert message[1].startswith("Reason: capacity, ")
+    assert any(one.startswith("Next step: ") for one in message)
 
 
 def test_transformers(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_reclaimers_come_by_priority_and_stop_when_there_is_room(run_on_simgpu: 
             try:
                 torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
             except torch.OutOfMemoryError as error:
-                assert "on_oom functions 0 bytes" in str(error), error   # what it raised counts as nothing
+                assert "on_oom functions," in str(error), error  # without bytes: what it raised counts as nothing
             assert calls == ["raises"]
             pyalloc.remove_on_oom(fns["raises"])
             calls[:] = [0] * 4
