@@ -88,8 +88,7 @@ class _OnPage(Fragmentation):
         self.values: Final = values
         for owner in type(self).__mro__:
             for name in getattr(owner, "__annotations__", ()):
-                value = values.get(name)
-                setattr(self, name, value if isinstance(value, int) else 0)
+                setattr(self, name, values[name] if isinstance(values.get(name), int) else 0)
 
     def _free(self) -> int:
         value = self.values.get("surveyed_free")
@@ -102,7 +101,6 @@ class _OnPage(Fragmentation):
 
 class Pool(_OnPage, PoolFragmentation):
     """A pool of a device: `values` by the names of pool_fields.def and page_fields.def, and its fragmentation.
-
     Largest runs are up to 2 seconds older than the rest, and so is the free memory that they are taken as shares of.
     """
 
@@ -112,9 +110,8 @@ class Pool(_OnPage, PoolFragmentation):
 
 
 class Device(_OnPage, DeviceFragmentation):
-    """A device of a process: `values` by the names of stat_fields.def, ledger_fields.def and page_fields.def, its
-    fragmentation, and its pools. A statistic with a history is "allocated_bytes.all.current" and so on, as torch names
-    it.
+    """A device of a process, its fragmentation and its pools: `values` by the names of stat_fields.def,
+    ledger_fields.def and page_fields.def. A statistic with a history is "allocated_bytes.all.current", as in torch.
     """
 
     def __init__(self, values: Record, pools: tuple[Pool, ...]) -> None:

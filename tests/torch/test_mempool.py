@@ -207,7 +207,7 @@ with torch.cuda.use_mem_pool(pool):
 del x
 torch.cuda.empty_cache()
 assert torch.cuda.memory_reserved() == 600 * MIB
-raises(torch.OutOfMemoryError, "private (MemPool, CUDA graphs) 0 bytes / 600.00 MiB", lambda: new(600))
+raises(torch.OutOfMemoryError, "CUDA graphs)     0 bytes allocated,  600.00 MiB reserved", lambda: new(600))
 with torch.cuda.use_mem_pool(pool):
     new(600)
 del pool
