@@ -126,6 +126,31 @@ TEST(every_driver_call_may_fail_while_memory_is_received) {
   CHECK(planned > 20);
 }
 
+// Nobody may ever open another: the other process's memory would stay until this one ends.
+TEST(what_could_not_be_closed_is_tried_again_by_itself) {
+  Session session;
+  Producer producer(session.simulation);
+  Handle handle = producer.shared(5 * kMiB, 1);
+  for (const char* call : {"cuMemUnmap", "cuMemAddressFree", "cuMemRelease"}) {
+    for (bool trims : {false, true}) {
+      auto again = [&] {
+        simgpu_reset_calls();
+        trims ? (void)trim() : (void)pyalloc_maintain(0);
+        return simgpu_calls(call);
+      };
+      CHECK_EQ(simgpu_fail(call, 1, 3, cuda::kUnknown), 0);
+      void* here = open_shared(handle);
+      CHECK(here != nullptr);
+      close_shared(here, handle);
+      int64_t tries = 0;
+      for (int round = 0; round < 5; ++round) tries += again();
+      CHECK(tries >= 1);
+      CHECK_EQ(again(), int64_t{0});  // it is undone
+      simgpu_clear_faults();
+    }
+  }
+}
+
 TEST(the_driver_refuses_to_export) {
   Session session;
   Producer producer(session.simulation);

@@ -72,6 +72,7 @@ uint64_t DeviceHeap::trim() {
   if (!caching_) return 0;
   finish_everything();
   return give_back(EventKind::trim, [this] {
+    imports_.undo_left_over();
     backing_.undo_stale(SIZE_MAX);
     backing_.give_back(INT64_MAX, SIZE_MAX);
     self_check();
@@ -103,8 +104,10 @@ size_t DeviceHeap::undo_stale(size_t most) {
   size_t left = 0;
   {
     Lock lock(mutex_);
-    if (!backing_.has_stale()) return 0;
+    bool left_over = imports_.has_left_over();
+    if (!backing_.has_stale() && !left_over) return 0;
     ContextScope scope(context_);
+    if (left_over) imports_.undo_left_over();
     left = backing_.undo_stale(most);
     observe();
   }

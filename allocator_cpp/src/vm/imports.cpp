@@ -1,5 +1,6 @@
 #include "vm/imports.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "driver/driver.h"
@@ -71,6 +72,11 @@ Status Imports::add_access(const cuda::AccessDesc& access) const {
     if (result != cuda::kSuccess) return driver_failure("cuMemSetAccess", result, "giving a peer device access");
   }
   return kOk;
+}
+
+bool Imports::has_left_over() const {
+  return !unreleased_.empty() ||
+         std::any_of(imports_.begin(), imports_.end(), [](const auto& one) { return !one.second.in_use; });
 }
 
 void Imports::undo_left_over() {

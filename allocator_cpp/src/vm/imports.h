@@ -30,7 +30,8 @@ class Imports {
   Status unmap(uint64_t address);
   // One more device may use every import.
   Status add_access(const cuda::AccessDesc& access) const;
-  // Tries again to undo what the driver refused to.
+  // Tries again to undo what the driver refused to, if there is such.
+  bool has_left_over() const;
   void undo_left_over();
   // Undoes all; what the driver refuses to undo stays until the process ends.
   void close();
