@@ -203,3 +203,69 @@ TEST(a_pool_that_is_used_anew_does_not_go_back) {
   deallocate(live);
   release(kKey);
 }
+
+// Which of its blocks wait for whom is known before any is freed.
+TEST(going_back_is_refused_whole_while_a_stream_of_its_blocks_is_captured) {
+  Gpu gpu("memory:1GiB");
+  void *stream = gpu.stream(), *side = gpu.stream();
+  int pool = retain(kKey);
+  for (size_t bytes : {size_t{900}, 600 * kKiB, 5 * kMiB}) {
+    void* saved = allocate_in(pool, bytes, stream);
+    Taken taken;
+    deallocate(saved);
+    std::vector<void*> others;
+    for (int i = 0; i < 3; ++i) others.push_back(allocate_in(pool, bytes + 1, stream));
+    CHECK_EQ(pyalloc_record_stream(others[1], side, PYALLOC_STREAM_OWNED), PYALLOC_OK);
+    const Blocks live = live_blocks();
+    begin_capture(side);
+    Told told;
+    CHECK(restore(taken, told) == PYALLOC_WRONG_STATE && says("being captured; end the capture first"));
+    CHECK(told.freed.empty() && told.allocated.empty());
+    CHECK(live_blocks() == live && stats().pending_frees == 0);
+    CHECK(capturing(side) && valid());
+    {
+      Graph graph(side);
+    }
+    CHECK_EQ(restore(taken, told), PYALLOC_OK);
+    CHECK(told.freed == live && told.allocated.size() == 1);
+    CHECK_EQ(deallocate(saved), PYALLOC_OK);
+  }
+}
+
+// Memory that came from another stream, which is not known to be done with it: a captured pool has it only then.
+TEST(going_back_waits_for_streams_that_had_the_memory_before) {
+  Gpu gpu("memory:64MiB,streams:timed");
+  simgpu_set_work_time(1e9);  // done when it is waited for
+  void *stream = gpu.stream(), *side = gpu.stream();
+  int pool = retain(kKey);
+  void* before = allocate(60 * kMiB, side);
+  CHECK(fill(side, before, 60 * kMiB, 1));
+  deallocate(before);
+  void *small = allocate_in(pool, 900, stream), *large = allocate_in(pool, 20 * kMiB, stream);
+  CHECK(small != nullptr && large != nullptr && stats().stolen_granules > 0);
+  Taken taken;
+  deallocate(small);
+  deallocate(large);
+  Told told;
+  CHECK_EQ(restore(taken, told), PYALLOC_OK);
+  CHECK_EQ(told.allocated.size(), size_t{2});
+  CHECK(live_blocks().size() == 2 && valid());
+  for (void* block : {small, large}) CHECK_EQ(deallocate(block), PYALLOC_OK);
+}
+
+TEST(going_back_waits_for_the_device_where_a_stream_is_gone) {
+  Gpu gpu("memory:1GiB,streams:deferred,seed:3");
+  void *stream = gpu.stream(), *gone = gpu.stream();
+  int pool = retain(kKey);
+  void* saved = allocate_in(pool, 5 * kMiB, stream);
+  Taken taken;
+  deallocate(saved);
+  void* other = allocate_in(pool, 3 * kMiB, stream);
+  CHECK_EQ(pyalloc_record_stream(other, gone, 0), PYALLOC_OK);
+  CHECK_EQ(cuStreamDestroy_v2(driver_stream(gone)), pyalloc::cuda::kSuccess);
+  Told told;
+  CHECK_EQ(restore(taken, told), PYALLOC_OK);
+  CHECK(told.freed.count(other) == 1 && told.allocated.count(saved) == 1 && live_blocks().size() == 1);
+  CHECK(valid());
+  CHECK_EQ(deallocate(saved), PYALLOC_OK);
+}

@@ -128,6 +128,13 @@ uint64_t Backing::limit_bytes() const {
 
 int64_t Backing::limit_granules() const { return static_cast<int64_t>(limit_bytes() / granules_.granule_bytes()); }
 
+bool Backing::taken_over(const AddressSpace& space, uint64_t offset, uint64_t bytes) const {
+  auto last = static_cast<uint32_t>((offset + bytes - 1) / space.granule_bytes());
+  for (auto index = static_cast<uint32_t>(offset / space.granule_bytes()); index <= last; ++index)
+    if (!finished(granules_.handle(space.slot(index).handle).inherited)) return false;
+  return true;
+}
+
 bool Backing::affordable(int64_t missing) const {
   return missing <= granules_.on_shelf() + std::max<int64_t>(0, budget_granules(missing) - granules_.held());
 }

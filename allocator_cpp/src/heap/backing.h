@@ -89,6 +89,8 @@ class Backing {
 
   Cost cost(const AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream) const;
   bool affordable(int64_t missing) const;  // without stealing: shelf, and creating below the budget
+  // Whether every stream that had the memory there before, at another address, is done with it.
+  bool taken_over(const AddressSpace& space, uint64_t offset, uint64_t bytes) const;
 
   // Puts memory behind [offset, offset + bytes) of `space` for use on `stream`. All or nothing.
   Status commit(AddressSpace& space, uint64_t offset, uint64_t bytes, StreamIndex stream);

@@ -15,6 +15,13 @@ Status occupied(uint64_t address) {
               static_cast<unsigned long long>(address));
 }
 
+Status waits_for_capture(size_t blocks, const PoolKey& key) {
+  return fail(PYALLOC_WRONG_STATE,
+              "%zu blocks of pool (%llu, %llu) are freed but wait for another stream (record_stream), which is being "
+              "captured; end the capture first",
+              blocks, static_cast<unsigned long long>(key.first), static_cast<unsigned long long>(key.second));
+}
+
 bool by_address(const SavedBlock& a, const SavedBlock& b) { return a.address < b.address; }
 
 // Those of `some` that are not, the same, in `others`; both by address.
@@ -82,11 +89,35 @@ Status DeviceHeap::live_blocks(const PoolKey& key, bool settled, Checkpoint& fou
   wait_for_events();
   status = look();
   if (status != kOk || waiting == 0) return status;
-  return fail(PYALLOC_WRONG_STATE,
-              "%lld blocks of pool (%llu, %llu) are freed but wait for another stream (record_stream), which is being "
-              "captured; end the capture first",
-              static_cast<long long>(waiting), static_cast<unsigned long long>(key.first),
-              static_cast<unsigned long long>(key.second));
+  return waits_for_capture(static_cast<size_t>(waiting), key);
+}
+
+// What could refuse half way does so here, or is waited for: a block that leaves was used on a stream that is captured;
+// memory that a block comes back to is not known to be finished where it was before.
+Status DeviceHeap::prepare_to_go_back(const PoolKey& key, const std::vector<SavedBlock>& leaving,
+                                      const std::vector<SavedBlock>& coming) {
+  size_t held_up = 0;
+  {
+    Lock lock(mutex_);
+    ContextScope scope(context_);
+    for (const SavedBlock& one : leaving) {
+      auto found = recorded_.find(one.address);
+      if (found == recorded_.end()) continue;
+      held_up += std::any_of(found->second.begin(), found->second.end(), [&](StreamIndex stream) {
+        return clocks_.owned(stream) ? clocks_.capturing(stream) : clocks_.any_capturing();  // it may be gone
+      });
+    }
+  }
+  if (held_up > 0) return waits_for_capture(held_up, key);
+  auto finished = [&] {
+    Lock lock(mutex_);
+    return std::all_of(coming.begin(), coming.end(), [&](const SavedBlock& one) {
+      return backing_.taken_over(one.space->memory(), uint64_t{one.start} * kUnit, uint64_t{one.length} * kUnit);
+    });
+  };
+  if (finished()) return kOk;
+  wait_for_events();
+  return finished() ? kOk : synchronize_context();
 }
 
 Status DeviceHeap::restore(const Checkpoint& saved, std::vector<SavedBlock>& live) {
@@ -102,13 +133,17 @@ Status DeviceHeap::restore(const Checkpoint& saved, std::vector<SavedBlock>& liv
   if (now.life != saved.life)
     return fail(PYALLOC_WRONG_STATE, "the pool (%llu, %llu) was given up since the checkpoint was taken",
                 static_cast<unsigned long long>(saved.key.first), static_cast<unsigned long long>(saved.key.second));
+  const std::vector<SavedBlock> leaving = without(now.blocks, saved.blocks);
+  status = prepare_to_go_back(saved.key, leaving, without(saved.blocks, now.blocks));
+  if (status != kOk) return status;
   live = now.blocks;
-  for (const SavedBlock& one : without(now.blocks, saved.blocks)) {
+  for (const SavedBlock& one : leaving) {
     status = deallocate(*one.space, one.address, nullptr);
     if (status != kOk) return status;
   }
   status = live_blocks(saved.key, true, now);  // frees of recorded blocks wait
-  release_empty_slabs();                       // slabs of another class may lie where blocks are to be
+  if (status == PYALLOC_WRONG_STATE && synchronize_context() == kOk) status = live_blocks(saved.key, true, now);
+  release_empty_slabs();  // slabs of another class may lie where blocks are to be
   for (const SavedBlock& one : without(saved.blocks, now.blocks)) {
     if (status == kOk)
       status = one.space->lane() != nullptr ? one.space->lane()->allocate_at(one) : allocate_coarse_at(one);

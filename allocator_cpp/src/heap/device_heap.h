@@ -345,6 +345,8 @@ class DeviceHeap {
   void reset_private(bool peaks);
   Status no_such_pool(const PoolKey& key) const;
   void add_live_blocks(Pool& pool, std::vector<SavedBlock>& blocks, int64_t& waiting);
+  Status prepare_to_go_back(const PoolKey& key, const std::vector<SavedBlock>& leaving,
+                            const std::vector<SavedBlock>& coming);
   Status place_at(const SavedBlock& block, RangeState state, NodeId& placed);
   Status allocate_coarse_at(const SavedBlock& block);
   bool free_for(Space& space, const SavedBlock& block);
