@@ -10,7 +10,8 @@
  * `process` has one record, and says how many of each other table are in use. A number that is not known is PYALLOC_PAGE_UNKNOWN.
  *
  * Reading: `sequence` is odd while the tables are being written. Read it, the tables, and it again: if both are the same even number the
- * copy is of one moment. The owner writes 10 times a second at most, so a few tries suffice.
+ * copy is of one moment. The owner writes 10 times a second at most, so a few tries suffice. One that was killed while it wrote leaves the
+ * number odd for ever: the lock says so.
  */
 #pragma once
 #include "pyalloc/pyalloc.h"
