@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "adapters.h"
+#include "sleep.h"
 
 using namespace pyalloc;
 using namespace test;
@@ -12,9 +13,8 @@ using namespace test;
 namespace {
 
 void note(AdapterLoads& loads, uint64_t first, uint64_t bytes, bool overflowed) {
-  AdapterLoads::Load& load = loads.begin(first);
-  load.bytes = bytes;
-  load.overflowed = overflowed;
+  loads.begin(first);
+  loads.took(bytes, overflowed);
   loads.end();
 }
 
@@ -143,6 +143,123 @@ TEST(what_is_known_of_loads_refuses_nothing) {
     unload(others);
     CHECK(valid());
   }
+}
+
+// What is to go elsewhere and cannot, for another reason than memory, is served by the reserve as if nothing were known.
+TEST(a_load_that_cannot_go_elsewhere_is_tried_in_the_reserve) {
+  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
+  std::vector<void*> large = load(kMiB);
+  unload(large);
+  CHECK_EQ(sleep({kGeneral}), PYALLOC_OK);
+  std::vector<void*> part = load(kMiB, 40);
+  CHECK_EQ(in_reserve(), int64_t{60} * 1024 * 1024);
+  unload(part);
+  CHECK_EQ(wake({kGeneral}), PYALLOC_OK);
+  auto learn = [&] {
+    for (int i = 0; i < 4; ++i) {
+      large = load(kMiB);
+      unload(large);
+    }
+    trim();
+  };
+  learn();
+  for (const char* call : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
+    CHECK_EQ(simgpu_fail(call, 1, 0, cuda::kUnknown), 0);
+    part = load(kMiB, 40);
+    CHECK_EQ(in_reserve(), int64_t{60} * 1024 * 1024);
+    simgpu_clear_faults();
+    unload(part);
+    learn();
+  }
+  CHECK(valid());
+}
+
+// Tensors that live for a moment, as those of another type do while they are converted.
+TEST(what_a_load_frees_again_it_does_not_need) {
+  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
+  auto convert = [] {
+    std::vector<void*> blocks;
+    In scope(PYALLOC_POOL_LORA);
+    for (int i = 0; i < 40; ++i) {
+      void* other = allocate(kMiB);
+      blocks.push_back(allocate(kMiB));
+      CHECK_EQ(deallocate(other), PYALLOC_OK);
+    }
+    return blocks;
+  };
+  std::vector<void*> others = load(512 * kKiB, 40), first = convert();  // 30 MiB, so it overflows
+  CHECK(stats().lora_overflows > 0);
+  for (int round = 0; round < 6; ++round) {  // and is known to, while the others are there
+    unload(first);
+    int64_t overflows = stats().lora_overflows;
+    first = convert();
+    CHECK_EQ(in_reserve(), int64_t{30} * 1024 * 1024);
+    CHECK_EQ(stats().lora_overflows, overflows + 80);
+  }
+  unload(first);
+  unload(others);
+  int64_t overflows = stats().lora_overflows;
+  first = convert();
+  CHECK_EQ(in_reserve(), int64_t{40} * 1024 * 1024);
+  CHECK_EQ(stats().lora_overflows, overflows);
+  unload(first);
+  CHECK(valid());
+}
+
+TEST(memory_prepared_within_a_load_is_used_by_it) {
+  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
+  std::vector<void*> large = load(kMiB);
+  unload(large);
+  {
+    In scope(PYALLOC_POOL_LORA);
+    large.push_back(allocate(kMiB));
+    CHECK_EQ(in_reserve(), int64_t{0});
+    CHECK_EQ(pyalloc_lora_prepare(0, 96 * kMiB), PYALLOC_OK);
+    for (int i = 0; i < 96; ++i) large.push_back(allocate(kMiB));
+    CHECK_EQ(in_reserve(), int64_t{96} * 1024 * 1024);
+  }
+  unload(large);
+  large = load(kMiB);
+  CHECK_EQ(in_reserve(), int64_t{0});  // it taught nothing
+  unload(large);
+  CHECK(valid());
+}
+
+TEST(a_load_elsewhere_is_refused_while_the_pool_sleeps) {
+  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
+  std::vector<void*> large = load(kMiB);
+  unload(large);
+  {
+    In scope(PYALLOC_POOL_LORA);
+    large.push_back(allocate(kMiB));
+    CHECK_EQ(in_reserve(), int64_t{0});
+    CHECK_EQ(sleep({PYALLOC_POOL_LORA}), PYALLOC_OK);
+    CHECK(allocate(kMiB) == nullptr && says("sleeps"));
+    CHECK_EQ(wake({PYALLOC_POOL_LORA}), PYALLOC_OK);
+    large.push_back(allocate(kMiB));
+    CHECK_EQ(in_reserve(), int64_t{0});
+  }
+  unload(large);
+  CHECK(valid());
+}
+
+TEST(a_thread_is_not_at_the_load_of_one_that_ended) {
+  Gpu gpu("memory:1GiB", "lora_reserve:64MiB");
+  std::vector<void*> large = load(kMiB);
+  unload(large);
+  for (int i = 0; i < 20; ++i) {
+    std::thread([&] {
+      CHECK_EQ(pyalloc_push_pool(PYALLOC_POOL_LORA), PYALLOC_OK);
+      large.push_back(allocate(kMiB));
+    }).join();
+    CHECK_EQ(in_reserve(), int64_t{0});
+    std::vector<void*> small;
+    std::thread([&] { small = load(64 * kKiB); }).join();  // often by the same std::thread::id
+    CHECK_EQ(in_reserve(), int64_t{6} * 1024 * 1024);
+    unload(small);
+    unload(large);
+  }
+  CHECK(valid());
 }
 
 TEST(a_load_prepared_for_is_left_where_it_was_prepared) {

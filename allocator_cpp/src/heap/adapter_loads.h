@@ -4,13 +4,16 @@
 // elsewhere whole, so that it leaves the reserve to those who fit and no pieces when it goes. A kind of which little is
 // known, or that once needed less, is tried as if nothing were known.
 //
+// A load needs the most that it holds at a time, as far as that is seen: what it gives back to the reserve is taken off,
+// what it frees elsewhere is not. So a load that goes elsewhere may teach that its kind needs less, never more.
+//
 // Of kinds only the last kRemembered loads count. Guarded by the heap's lock; used by DeviceHeap (reserve.cpp).
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace pyalloc {
@@ -18,9 +21,11 @@ namespace pyalloc {
 class AdapterLoads {
  public:
   struct Load {
-    std::thread::id thread;
-    uint64_t first = 0, bytes = 0;
-    bool overflowed = false, elsewhere = false;
+    uint64_t thread = 0, first = 0;
+    uint64_t bytes = 0, most = 0;  // held now, and the most of that
+    uint64_t known = UINT64_MAX;   // what its kind was known to need, of one that goes elsewhere
+    bool overflowed = false;
+    bool elsewhere() const { return known != UINT64_MAX; }
   };
   // The one that the calling thread is at, or null.
   Load* current() {
@@ -29,14 +34,24 @@ class AdapterLoads {
   }
   Load& begin(uint64_t first) {
     if (open_.size() == kMostOpen) open_.erase(open_.begin());  // of threads that ended in their scopes
-    open_.push_back({std::this_thread::get_id(), first});
+    open_.push_back({this_thread(), first});
     return open_.back();
   }
-  void end() {
+  void end(bool teaches = true) {
     Load* load = current();
     if (load == nullptr) return;
-    if (load->bytes > 0) remember(*load);
+    if (teaches && load->most > 0) remember(*load);
     open_.erase(open_.begin() + (load - open_.data()));
+  }
+  // The calling thread got a block of the pool; it gave one back to the reserve.
+  void took(uint64_t bytes, bool overflowed = false) {
+    Load* load = current();
+    if (load == nullptr) return;
+    load->most = std::max(load->most, load->bytes += bytes);
+    load->overflowed = load->overflowed || overflowed;
+  }
+  void gave_back(uint64_t bytes) {
+    if (Load* load = current()) load->bytes -= std::min(load->bytes, bytes);
   }
   // What loads beginning with such a block need at least, once one has overflowed; 0: nothing is known.
   uint64_t need(uint64_t first) const {
@@ -73,7 +88,13 @@ class AdapterLoads {
     uint64_t bytes[kRemembered] = {};
     bool overflowed[kRemembered] = {};
   };
-  static bool of_this_thread(const Load& load) { return load.thread == std::this_thread::get_id(); }
+  // A number that no other thread had, as std::thread::id may be of one that ended in its scope.
+  static uint64_t this_thread() {
+    static std::atomic<uint64_t> threads{0};
+    thread_local const uint64_t number = ++threads;
+    return number;
+  }
+  static bool of_this_thread(const Load& load) { return load.thread == this_thread(); }
 
   void remember(const Load& load) {
     auto kind = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& one) { return one.first == load.first; });
@@ -81,7 +102,7 @@ class AdapterLoads {
       if (kinds_.size() == kMostKinds) kinds_.erase(kinds_.begin());
       kind = kinds_.insert(kinds_.end(), Kind{load.first});
     }
-    kind->bytes[kind->loads % kRemembered] = load.bytes;
+    kind->bytes[kind->loads % kRemembered] = std::min(load.most, load.known);
     kind->overflowed[kind->loads % kRemembered] = load.overflowed;
     ++kind->loads;
   }

@@ -28,8 +28,7 @@ Kind kind_of(const Pool& pool, size_t bytes) {
 Status no_vmm(int ordinal) {
   return fail(PYALLOC_NO_VMM,
               "device %d has no virtual memory management, which pyalloc needs; run without pyalloc (remove enable() "
-              "and "
-              "PYALLOC_CONF) on this device",
+              "and PYALLOC_CONF) on this device",
               ordinal);
 }
 
@@ -326,6 +325,7 @@ Status DeviceHeap::deallocate_coarse(Space& space, uint64_t address, pyalloc_fre
     return kOk;
   }
   block_counters_.extents().counters[kind].take_back(usage);
+  if (space.pool().id == PYALLOC_POOL_LORA) adapter_loads_.gave_back(bytes);
   note_free(address, bytes, stream);
   space.set_start(address, kNoNode);
   release_coarse(space, id);

@@ -102,6 +102,7 @@ Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   Status status = backing_.commit(pool.coarse.memory(), wanted.offset, wanted.bytes, stream);
   if (status == kOk) {
     keep(pool, lora_prepared_, wanted);
+    adapter_loads_.end(false);  // what goes on here says nothing of the reserve
     prepared_rest_ = pool.coarse.extents().free_range_over(static_cast<uint32_t>(wanted.offset / kUnit),
                                                            static_cast<uint32_t>(wanted.bytes / kUnit));
     count(counters_.lora_prepares);
@@ -191,29 +192,28 @@ DeviceHeap::Choice DeviceHeap::mapped_fit(const Space& space, uint32_t units, St
   return choice;
 }
 
-// A block of a load that begins or goes on, counted ahead. Whether it goes to the general pool at once, for the load as a
-// whole is known not to fit.
+// A block of a load that begins or goes on. Whether it goes to the general pool at once, for the load as a whole is known
+// not to fit.
 bool DeviceHeap::enter_load(const Pool& pool, uint64_t bytes) {
+  if (pool.sleep.rest != Rest::kAwake) return false;  // it is refused
   AdapterLoads::Load* load = adapter_loads_.current();
-  if (load == nullptr) {
-    if (lora_prepared_.bytes > 0 || pool.sleep.rest != Rest::kAwake) return false;  // it says nothing of the reserve
-    load = &adapter_loads_.begin(bytes);
-    uint64_t need = adapter_loads_.need(bytes), free = 0;
-    const Extents& extents = pool.coarse.extents();
-    for (NodeId id = extents.first(); need > 0 && id != kNoNode; id = extents.range(id).next) {
-      const Range& range = extents.range(id);
-      uint64_t start = uint64_t{range.start} * kUnit;
-      if (start >= lora_reserve_.bytes) break;
-      if (range.state == RangeState::kFree)
-        free += std::min(uint64_t{range.length} * kUnit, lora_reserve_.bytes - start);
-    }
-    load->elsewhere = need > free;
+  if (load != nullptr) return load->elsewhere();
+  if (lora_prepared_.bytes > 0) return false;  // it says nothing of the reserve
+  load = &adapter_loads_.begin(bytes);
+  uint64_t need = adapter_loads_.need(bytes), free = 0;
+  const Extents& extents = pool.coarse.extents();
+  for (NodeId id = extents.first(); need > 0 && id != kNoNode; id = extents.range(id).next) {
+    const Range& range = extents.range(id);
+    uint64_t start = uint64_t{range.start} * kUnit;
+    if (start >= lora_reserve_.bytes) break;
+    if (range.state == RangeState::kFree) free += std::min(uint64_t{range.length} * kUnit, lora_reserve_.bytes - start);
   }
-  load->bytes += bytes;
-  return load->elsewhere;
+  if (need > free) load->known = need;
+  return load->elsewhere();
 }
 
-// A block of the lora pool while there is a reserve. What overflows goes to the general pool.
+// A block of the lora pool while there is a reserve. What overflows goes to the general pool; what is to go there and
+// cannot, for whatever reason, is tried here.
 Status DeviceHeap::allocate_adapter(Lane& lane, cuda::Stream stream, bool owned, size_t bytes, void** pointer) {
   Pool& pool = lane.pool();
   uint64_t rounded = align_up(bytes, kUnit);
@@ -227,19 +227,15 @@ Status DeviceHeap::allocate_adapter(Lane& lane, cuda::Stream stream, bool owned,
     if (status != kOk) return status;
     {
       Lock lock(mutex_);
-      if (AdapterLoads::Load* load = adapter_loads_.current()) load->overflowed = true;
+      adapter_loads_.took(rounded, true);
     }
     count(counters_.lora_overflows);
     note_event(EventKind::overflow, device_, pool.id, static_cast<int64_t>(bytes));
     return status;
   };
-  Status status = elsewhere ? overflow() : PYALLOC_OUT_OF_MEMORY;
-  if (status == PYALLOC_OUT_OF_MEMORY) status = allocate_coarse(lane, pool.coarse, bytes, pointer);
-  if (status == PYALLOC_OUT_OF_MEMORY && lora_overflow_) status = overflow();
-  if (status == kOk || !lora_overflow_) return status;
-  Lock lock(mutex_);
-  if (AdapterLoads::Load* load = adapter_loads_.current()) load->bytes -= std::min(load->bytes, rounded);
-  return status;
+  if (elsewhere && overflow() == kOk) return kOk;
+  Status status = allocate_coarse(lane, pool.coarse, bytes, pointer);
+  return status == PYALLOC_OUT_OF_MEMORY && lora_overflow_ ? overflow() : status;
 }
 
 // A block of the lora pool while there is a reserve: in what was prepared, so that the reserve stays for others, else
@@ -290,6 +286,7 @@ Status DeviceHeap::place_mapped(Space& space, uint32_t units, StreamIndex stream
   }
   if (choice.range != kNoNode) {
     Status status = put(space, choice, units, stream, RangeState::kLive, requested, placed);
+    if (status == kOk) adapter_loads_.took(bytes);
     if (prepared && status == kOk) prepared_rest_ = extents.range(placed).next;
     return status;
   }
