@@ -211,6 +211,38 @@ TEST(a_child_forked_after_use_gets_clear_errors) {
   CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
 }
 
+TEST(a_child_waits_for_no_function_that_threads_of_its_parent_are_in) {
+  if (!is_child()) {
+    CHECK_EQ(run_child("a_child_waits_for_no_function_that_threads_of_its_parent_are_in"), 0);
+    return;
+  }
+  CHECK_EQ(pyalloc_configure("maintenance:off,lora_reserve:0", "test"), PYALLOC_OK);
+  CHECK_EQ(pyalloc_init(1), PYALLOC_OK);
+  void* block = allocate(20 * kMiB);
+  CHECK_EQ(pyalloc_add_reclaimer(lingering_reclaimer, nullptr, 0), PYALLOC_OK);
+  CHECK_EQ(pyalloc_add_mapping_observer(lingering_observer, nullptr, PYALLOC_UNMAPPING), PYALLOC_OK);
+  std::thread asking([] { CHECK(allocate(200 * kMiB) == nullptr); });
+  while (threads_inside < 1) std::this_thread::yield();
+  CHECK_EQ(deallocate(block), PYALLOC_OK);
+  std::thread trimming([] { trim(); });
+  while (threads_inside < 2) std::this_thread::yield();
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // instead of waiting for ever
+    int wrong = pyalloc_remove_mapping_observer(lingering_observer, nullptr) != PYALLOC_OK;
+    wrong += pyalloc_remove_reclaimer(lingering_reclaimer, nullptr) != PYALLOC_OK;
+    wrong += pyalloc_await_reclaimers(0) != PYALLOC_OK;
+    _exit(wrong);
+  }
+  CHECK_EQ(exit_code_of(child), 0);
+  CHECK_EQ(pyalloc_await_reclaimers(0), PYALLOC_WRONG_STATE);  // the parent still has them
+  go_on = true;
+  asking.join();
+  trimming.join();
+  CHECK_EQ(pyalloc_await_reclaimers(0), PYALLOC_OK);
+  CHECK_EQ(pyalloc_shutdown(), PYALLOC_OK);
+}
+
 TEST(a_child_forked_before_use_works) {
   if (!is_child()) {
     CHECK_EQ(run_child("a_child_forked_before_use_works"), 0);

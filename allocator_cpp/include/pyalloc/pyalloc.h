@@ -324,7 +324,7 @@ typedef uint64_t (*pyalloc_reclaim_fn)(void* context, int device, size_t bytes);
 pyalloc_status pyalloc_add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority);
 /* No call of it begins from then on; another thread may still be in one. */
 pyalloc_status pyalloc_remove_reclaimer(pyalloc_reclaim_fn fn, void* context);
-/* Waits until no thread is in a reclaimer; PYALLOC_WRONG_STATE where one still is after so long. For languages whose runtime ends before
+/* Waits until no other thread is in a reclaimer; PYALLOC_WRONG_STATE where one still is after so long. For languages whose runtime ends before
  * the process does. */
 pyalloc_status pyalloc_await_reclaimers(int64_t milliseconds);
 /* {"counts": {"capacity", "limit", "fragmentation", "pinned"}, "last": [{"unix_ms", "device", "pool", "bytes", "reason", "freed", "message"}...]}:

@@ -49,6 +49,8 @@ void Registry::lock_for_fork(bool lock) {
 void Registry::after_fork_in_child() {
   Registry& one = instance();
   one.page_.abandon();
+  one.ladder_->forget_other_threads();
+  one.observers_.forget_other_threads();
   one.lock_for_fork(false);
   if (one.open_heaps().empty()) return;  // CUDA was not touched here: the child may begin afresh
   one.state_.store(State::kForked);

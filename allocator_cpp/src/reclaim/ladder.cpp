@@ -12,6 +12,8 @@ namespace {
 // What a reclaimer or an observer allocates may fail too; it is not called again for that.
 thread_local bool callbacks_off = false;
 
+thread_local int inside = 0;  // calls of reclaimers that this thread is in
+
 uint64_t decrease(int64_t before, int64_t now) { return static_cast<uint64_t>(std::max<int64_t>(0, before - now)); }
 
 }  // namespace
@@ -43,8 +45,10 @@ bool Ladder::remove_reclaimer(pyalloc_reclaim_fn fn, void* context) {
 
 bool Ladder::await_reclaimers(int64_t milliseconds) {
   Lock lock(mutex_);
-  return returned_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return calling_ == 0; });
+  return returned_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return calling_ == inside; });
 }
+
+void Ladder::forget_other_threads() { calling_ = inside; }
 
 Ladder::Report Ladder::report() {
   Lock lock(mutex_);
@@ -71,6 +75,7 @@ bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const
                              [&](const Reclaimer& other) { return other.number == one.number; });
     if (!still) continue;  // removed meanwhile
     ++calling_;
+    ++inside;
     lock.unlock();
     int64_t before = heap.active_bytes();
     uint64_t gave = 0;
@@ -79,6 +84,7 @@ bool Ladder::call_reclaimers(DeviceHeap& heap, bool torch_s, size_t bytes, const
       gave = one.fn(one.context, heap.device(), bytes);
     }
     lock.lock();
+    --inside;
     --calling_;
     returned_.notify_all();
     lock.unlock();

@@ -41,8 +41,10 @@ class Ladder {
   void add_reclaimer(pyalloc_reclaim_fn fn, void* context, int priority);
   // False: it was not there. No call of it begins from then on.
   bool remove_reclaimer(pyalloc_reclaim_fn fn, void* context);
-  // Waits for the calls of reclaimers that threads are in. False: some still are after that long.
+  // Waits for the calls of reclaimers that other threads are in. False: some still are after that long.
   bool await_reclaimers(int64_t milliseconds);
+  // In a forked child, with the lock held: nobody waits for the calls of threads that it does not have.
+  void forget_other_threads();
   void add_observer(pyalloc_oom_fn fn, void* context);
 
   // After a try of the heap that found no memory.

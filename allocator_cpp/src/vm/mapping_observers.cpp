@@ -24,8 +24,7 @@ bool MappingObservers::remove(pyalloc_mapping_fn fn, void* context) {
   std::shared_ptr<Observer> removed = *found;
   observers_.erase(found);
   note_wanted();
-  auto own = std::count(inside.begin(), inside.end(), removed.get());
-  while (removed->calls > own) returned_.wait(lock);
+  while (removed->calls > own_calls(*removed)) returned_.wait(lock);
   return true;
 }
 
@@ -58,6 +57,14 @@ void MappingObservers::tell(const pyalloc_mapping_event& event) {
     returned_.notify_all();
   }
   fail(kOk, "%s", error.c_str());
+}
+
+int MappingObservers::own_calls(const Observer& one) {
+  return static_cast<int>(std::count(inside.begin(), inside.end(), &one));
+}
+
+void MappingObservers::forget_other_threads() {
+  for (const auto& one : observers_) one->calls = own_calls(*one);
 }
 
 bool MappingObservers::telling() { return !inside.empty(); }

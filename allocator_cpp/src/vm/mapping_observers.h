@@ -23,6 +23,8 @@ class MappingObservers {
   // Whether the calling thread is inside a function of the list.
   static bool telling();
 
+  // In a forked child, with the lock held: nobody waits for the calls of threads that it does not have.
+  void forget_other_threads();
   RankedMutex& mutex() { return mutex_; }  // for a fork
 
  private:
@@ -33,6 +35,7 @@ class MappingObservers {
     int calls = 0;  // being made
   };
   void note_wanted();
+  static int own_calls(const Observer& one);  // that this thread is in
 
   RankedMutex mutex_{Rank::kObservers};
   std::vector<std::shared_ptr<Observer>> observers_;
