@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "gpu.h"
+#include "sleep.h"
 
 using namespace test;
 
@@ -305,19 +305,20 @@ TEST(the_error_says_what_each_rung_gave) {
 TEST(the_error_has_room_for_its_end_however_many_pools_there_are) {
   Gpu gpu("memory:1GiB");
   std::vector<void*> blocks;
+  int largest = -1;
   for (int i = 0; i < 20; ++i) {
-    int pool = -1;
     std::string name = "a_pool_whose_name_is_long_" + std::to_string(i);
-    CHECK_EQ(pyalloc_find_pool(name.c_str(), 1, &pool), PYALLOC_OK);
-    CHECK_EQ(pyalloc_push_pool(pool), PYALLOC_OK);
-    blocks.push_back(allocate(static_cast<size_t>(2 * (i + 1)) * kMiB));
-    CHECK_EQ(pyalloc_pop_pool(pool), PYALLOC_OK);
+    CHECK_EQ(pyalloc_find_pool(name.c_str(), 1, &largest), PYALLOC_OK);
+    blocks.push_back(in_pool(largest, static_cast<size_t>(2 * (i + 1)) * kMiB));
   }
   CHECK(allocate(2000 * kMiB) == nullptr);
-  std::string text = pyalloc_last_error();
-  CHECK(text.find("\n  a_pool_whose_name_is_long_19   40.00 MiB allocated,   40.00 MiB reserved\n") != text.npos);
-  CHECK(text.find("_long_4 ") != text.npos && text.find("_long_3 ") == text.npos);
-  CHECK(text.find("\n  and 4 more with less\n") != text.npos && text.find("\nNext step: ") != text.npos);
+  CHECK(says("\n  a_pool_whose_name_is_long_19   40.00 MiB allocated,   40.00 MiB reserved\n"));
+  CHECK(says("_long_4 ") && !says("_long_3 "));
+  CHECK(says("\n  and 4 more with less\n") && says("\nNext step: "));
+  CHECK_EQ(sleep({largest}), PYALLOC_OK);  // what it has asleep counts as well
+  CHECK(allocate(2000 * kMiB) == nullptr);
+  CHECK(says("_long_19     0 bytes allocated,     0 bytes reserved, 40.00 MiB asleep\n"));
+  CHECK_EQ(wake({largest}), PYALLOC_OK);
   free_all(blocks);
 }
 
@@ -325,13 +326,8 @@ TEST(the_error_has_room_for_its_end_however_many_pools_there_are) {
 TEST(a_refusal_for_fragmentation_says_so) {
   Gpu gpu("memory:64MiB");
   std::vector<void*> blocks = fill_device(1000 * kKiB), kept;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (i % 2 == 0) {
-      kept.push_back(blocks[i]);
-    } else {
-      deallocate(blocks[i]);
-    }
-  }
+  for (size_t i = 0; i < blocks.size(); i += 2) kept.push_back(blocks[i]);
+  for (size_t i = 1; i < blocks.size(); i += 2) deallocate(blocks[i]);
   CHECK(allocate(20 * kMiB) == nullptr);
   std::string text = pyalloc_last_error();
   for (const char* part : {"\nReason: fragmentation, ", "\nFragmentation: external 0.9",

@@ -75,8 +75,9 @@ std::string of_pools(const Snapshot& now) {
     pools.emplace_back("private (MemPool, CUDA graphs)", now.private_pools);
   size_t left_out = pools.size() > kMostLines ? pools.size() - kMostLines : 0;
   if (left_out > 0) {
+    auto holds = [](const auto& one) { return one.second.reserved + one.second.asleep; };
     std::stable_sort(pools.begin(), pools.end(),
-                     [](const auto& one, const auto& other) { return one.second.reserved > other.second.reserved; });
+                     [&](const auto& one, const auto& other) { return holds(one) > holds(other); });
     pools.resize(kMostLines);
   }
   size_t width = 0;
