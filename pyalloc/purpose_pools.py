@@ -125,11 +125,12 @@ def create_pool(
         pyalloc.create_pool("images", like="kv", limit="20GiB", slab="32MiB")
 
     name: 1 to 31 lower-case letters, digits and underscores. A process has at most 64 pools, and none is ever removed.
-    like: the pool whose layout it has: "weights" is packed, "workspace" has steps and arenas, "kv" has slabs; "general"
+    like: the pool whose layout it has: "weights" is packed, "workspace" has steps and arenas, "kv" may have slabs
+    (kv_large_threshold); "general"
     when None. Also one of your own; not "lora", whose reserve is its own.
     limit: most that its blocks may use on each device, in bytes or as "20GiB"; None leaves it as it is, 0 is none.
-    slab: the slabs that its blocks from kv_large_threshold to that size share: 4, 8, 16 or 32 MiB, 0 for none;
-    None: as `like` has them. Not for pools like weights or workspace.
+    slab: the slabs that its blocks from kv_large_threshold (or 4 MiB) to that size share: 4, 8, 16 or 32 MiB, 0 for
+    none; None: as `like` has them. Not for pools like weights or workspace.
     contiguous: every tensor lies in one piece of physical memory, as NCCL, network cards (RDMA) and sharing with other
     processes want it: those of 2 MiB and more in a piece of just their size, rounded up to 2 MiB, smaller ones several
     in a piece of 2 MiB. The pieces can be exported as file descriptors, and network cards may reach them, where the

@@ -1,4 +1,4 @@
-// Large pages of the kv pool: tensors from 4 to 16 MiB share slabs of 16 MiB, which come and go as one.
+// Large pages of the kv pool, where they are asked for: tensors from 4 to 16 MiB share slabs of 16 MiB, which come and go as one.
 #include <map>
 #include <vector>
 
@@ -15,7 +15,7 @@ constexpr int64_t kSlab = 16 * 1024 * 1024;
 }  // namespace
 
 TEST(kv_tensors_share_slabs_and_never_lie_over_their_border) {
-  Gpu gpu("memory:64GiB");
+  Gpu gpu("memory:64GiB", "kv_large_threshold:4MiB");
   Random random(11);
   std::map<void*, size_t> live;
   for (int i = 0; i < 3000; ++i) {
@@ -40,7 +40,7 @@ TEST(kv_tensors_share_slabs_and_never_lie_over_their_border) {
 }
 
 TEST(three_tensors_of_five_mib_take_one_slab) {
-  Gpu gpu("memory:64GiB");
+  Gpu gpu("memory:64GiB", "kv_large_threshold:4MiB");
   std::vector<void*> blocks;
   for (int i = 0; i < 3; ++i) blocks.push_back(in_pool(kKv, 5 * kMiB));
   CHECK_EQ(figures(kKv).used, kSlab);
@@ -50,7 +50,7 @@ TEST(three_tensors_of_five_mib_take_one_slab) {
 }
 
 TEST(an_empty_slab_serves_another_pool_by_one_mapping_without_a_wait) {
-  Gpu gpu("memory:64GiB,streams:deferred,seed:4");
+  Gpu gpu("memory:64GiB,streams:deferred,seed:4", "kv_large_threshold:4MiB");
   void* stream = gpu.stream();
   void* filler = in_pool(kWeights, 64 * kGiB - 64 * kMiB);  // what is left is four slabs
   CHECK(filler != nullptr);
@@ -72,7 +72,7 @@ TEST(an_empty_slab_serves_another_pool_by_one_mapping_without_a_wait) {
 }
 
 TEST(where_no_slab_fits_a_tensor_takes_granules) {
-  Gpu gpu("memory:64GiB");
+  Gpu gpu("memory:64GiB", "kv_large_threshold:4MiB");
   void* filler = in_pool(kWeights, 64 * kGiB - 32 * kMiB);
   void* more = in_pool(kWeights, 24 * kMiB);
   CHECK(filler != nullptr && more != nullptr);
@@ -85,7 +85,7 @@ TEST(where_no_slab_fits_a_tensor_takes_granules) {
 }
 
 TEST(recorded_tensors_in_slabs_wait_and_foreign_ones_are_taken_after_a_wait) {
-  Gpu gpu("memory:64GiB,streams:deferred,seed:4");
+  Gpu gpu("memory:64GiB,streams:deferred,seed:4", "kv_large_threshold:4MiB");
   void *home = gpu.stream(), *other = gpu.stream();
   simgpu_set_stream_mode("timed", 1);
   simgpu_set_work_time(1000);
@@ -106,7 +106,7 @@ TEST(recorded_tensors_in_slabs_wait_and_foreign_ones_are_taken_after_a_wait) {
 }
 
 TEST(the_threshold_is_an_option) {
-  for (const char* options : {"kv_large_threshold:0", "kv_large_threshold:17MiB"}) {
+  for (const char* options : {"", "kv_large_threshold:0", "kv_large_threshold:17MiB"}) {
     Gpu gpu("memory:64GiB", options);
     void* block = in_pool(kKv, 5 * kMiB);
     CHECK_EQ(figures(kKv).used, int64_t{6} * 1024 * 1024);
@@ -127,8 +127,30 @@ TEST(blocks_up_to_one_mib_lie_in_no_slab) {
   CHECK_EQ(stats().bad_frees, int64_t{0});
 }
 
+// As caches do that grow by concatenation: slabs would be left half empty.
+TEST(by_default_kv_tensors_take_what_they_need) {
+  Gpu gpu("memory:16GiB");
+  std::vector<void*> caches;
+  for (int i = 0; i < 64; ++i) caches.push_back(in_pool(kKv, 17 * kMiB / 2));
+  for (size_t tokens = 1; tokens <= 8; ++tokens)
+    for (void*& cache : caches) {
+      void* longer = in_pool(kKv, 17 * kMiB / 2 + tokens * 8 * kKiB);
+      deallocate(cache);
+      cache = longer;
+    }
+  pyalloc_pool_stats now = figures(kKv);
+  CHECK(now.used < now.requested + now.requested / 20);
+  for (void* cache : caches) deallocate(cache);
+  int images = 0;
+  CHECK_EQ(pyalloc_create_pool("slabs", kKv, 16 * kMiB, 0, &images), PYALLOC_OK);
+  void* block = in_pool(images, 5 * kMiB);
+  CHECK_EQ(figures(images).used, kSlab);  // asked for
+  deallocate(block);
+  CHECK(valid());
+}
+
 TEST(a_pool_of_ones_own_may_be_like_another) {
-  Gpu gpu("memory:64GiB");
+  Gpu gpu("memory:64GiB", "kv_large_threshold:4MiB");
   int images = 0, steps = 0, packed = 0, again = 0;
   CHECK_EQ(pyalloc_create_pool("images", kKv, 32 * kMiB, 0, &images), PYALLOC_OK);
   CHECK_EQ(pyalloc_create_pool("steps", PYALLOC_POOL_WORKSPACE, UINT64_MAX, 0, &steps), PYALLOC_OK);
@@ -163,7 +185,7 @@ TEST(a_pool_of_ones_own_may_be_like_another) {
 }
 
 TEST(slabs_count_under_the_pools_limit) {
-  Gpu gpu("memory:64GiB", "kv_limit:40MiB");
+  Gpu gpu("memory:64GiB", "kv_large_threshold:4MiB,kv_limit:40MiB");
   std::vector<void*> blocks;
   for (void* block = nullptr; (block = in_pool(kKv, 8 * kMiB)) != nullptr;) blocks.push_back(block);
   CHECK_EQ(blocks.size(), size_t{5});  // two slabs of two, and granules

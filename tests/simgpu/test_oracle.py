@@ -200,6 +200,21 @@ def test_a_free_of_what_sleeps_is_no_use(start: Start) -> None:
     gpu.violated("unmapped before the last use")
 
 
+def test_a_block_may_be_told_of_after_it_fell_asleep(start: Start) -> None:
+    gpu = start("oracle:on")
+    address, handle = gpu.reserve(), gpu.create()
+    gpu.map(address, handle)
+    asleep(gpu, address, True)  # before the thread that was given a block there says so
+    gpu.ok("cuMemUnmap", address, GRANULE)
+    gpu.oracle("alloc", address, 4096, 0)
+    gpu.map(address, handle)
+    asleep(gpu, address, False)
+    gpu.oracle("free", address, 4096, 0)
+    assert gpu.control.violations() == []
+    gpu.ok("cuMemUnmap", address, GRANULE)
+    gpu.violated("unmapped before the last use")
+
+
 def test_freeing_plain_memory_waits_and_so_is_ordered(start: Start) -> None:
     gpu = start("oracle:on,streams:deferred")
     address, stream = gpu.alloc(), gpu.stream()

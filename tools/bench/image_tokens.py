@@ -34,8 +34,8 @@ LAYERS, TOKENS_PER_SECOND = 28, 30.0
 TOKEN_BYTES = 2 * 4 * 128 * 2  # keys and values, heads, head size, bf16
 CAPACITY, FULL, SLAB = 80 << 30, 0.95, 2 << 20
 SETTINGS = {  # words for values of kv_large_threshold
-    "2 MiB granules only": "0",
-    "16 MiB slabs from 4 MiB on (default)": "4MiB",
+    "2 MiB granules only (default)": "0",
+    "16 MiB slabs from 4 MiB on": "4MiB",
     "16 MiB slabs from 1 MiB on": "1MiB",
     "16 MiB slabs from 2 MiB on": "2MiB",
 }

@@ -145,8 +145,8 @@ typedef struct pyalloc_pool_stats {
 /* The id of a named pool. create: made if there is none (up to 64 pools a process; lower-case names of up to 31 letters, digits and
  * underscores). A pool stays for the process's life. */
 pyalloc_status pyalloc_find_pool(const char* name, int create, int* pool);
-/* The same, made with the layout of pool `like` (-1: any), and with slabs of `slab_bytes` for its blocks from kv_large_threshold to that
- * size: 4, 8, 16 or 32 MiB, 0 for none, UINT64_MAX for those of `like`. contiguous: instead, every block in memory of one handle, those of
+/* The same, made with the layout of pool `like` (-1: any), and with slabs of `slab_bytes` for its blocks from kv_large_threshold (0: 4 MiB)
+ * to that size: 4, 8, 16 or 32 MiB, 0 for none, UINT64_MAX for those of `like`. contiguous: instead, every block in memory of one handle, those of
  * 2 MiB and more in one of their own. Refused for a pool that exists with another layout. */
 pyalloc_status pyalloc_create_pool(const char* name, int like, uint64_t slab_bytes, int contiguous, int* pool);
 int pyalloc_pool_count(void);

@@ -44,9 +44,11 @@ StreamObject* oracle_stream(Simulation& sim, uint64_t address, void* handle) {
   uint64_t value = reinterpret_cast<uint64_t>(handle);
   if (value > 2 || (value == 2 && current_device(sim) != nullptr)) return find_stream(sim, static_cast<Stream>(handle));
   std::vector<Piece> pieces;
-  if (sim.space.translate(address, 1, AddressSpace::kAnyDevice, false, &pieces) != Fault::kNone)
-    return sim.oracle.home(address);  // asleep
-  return legacy_stream(sim, sim.devices[static_cast<size_t>(pieces[0].physical->device)]);
+  if (sim.space.translate(address, 1, AddressSpace::kAnyDevice, false, &pieces) == Fault::kNone)
+    return legacy_stream(sim, sim.devices[static_cast<size_t>(pieces[0].physical->device)]);
+  if (StreamObject* home = sim.oracle.home(address)) return home;
+  int device = sim.oracle.asleep_on(address);
+  return device < 0 ? nullptr : legacy_stream(sim, sim.devices[static_cast<size_t>(device)]);
 }
 
 }  // namespace

@@ -114,7 +114,8 @@ void Oracle::alloc(uint64_t address, uint64_t bytes, StreamObject& stream) {
                    (unsigned long long)bytes, (unsigned long long)at, (unsigned long long)block.bytes);
   });
   std::vector<Piece> pieces;
-  if (simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces) != Fault::kNone) {
+  if (simulation_->space.translate(address, bytes, AddressSpace::kAnyDevice, true, &pieces) != Fault::kNone &&
+      asleep_on(address) < 0) {
     violations.add("block 0x%llx+%llu handed out but not fully mapped", (unsigned long long)address,
                    (unsigned long long)bytes);
   }
@@ -173,7 +174,7 @@ void Oracle::free(uint64_t address, uint64_t bytes, StreamObject& stream) {
   Range* run = nullptr;
   for (uint64_t at = address, end; at < address + bytes; at = end) {  // by granules
     end = std::min(address + bytes, (at / kGranularity + 1) * kGranularity);
-    if (auto slept = asleep_.find(at / kGranularity * kGranularity); slept != asleep_.end() && slept->second) {
+    if (auto slept = asleep_.find(at / kGranularity * kGranularity); slept != asleep_.end() && slept->second.unmapped) {
       run = nullptr;
       continue;
     }
@@ -193,14 +194,21 @@ void Oracle::free(uint64_t address, uint64_t bytes, StreamObject& stream) {
 void Oracle::sleep(uint64_t address, uint64_t bytes, bool asleep) {
   if (!enabled_) return;
   for (uint64_t at = address; at < address + bytes; at += kGranularity) {
-    if (asleep) {
-      asleep_[at] = false;
-    } else {
+    if (!asleep) {
       asleep_.erase(at);
+      continue;
     }
+    std::vector<Piece> pieces;
+    bool mapped = simulation_->space.translate(at, 1, AddressSpace::kAnyDevice, false, &pieces) == Fault::kNone;
+    asleep_[at] = {mapped ? pieces[0].physical->device : std::max(0, asleep_on(at)), false};
   }
   if (!asleep) return;
   overlapping(live_, address, bytes, [&](uint64_t, Block& block) { block.before_sleep = uses_until_now(block); });
+}
+
+int Oracle::asleep_on(uint64_t address) const {
+  auto found = asleep_.find(address / kGranularity * kGranularity);
+  return found != asleep_.end() ? found->second.device : -1;
 }
 
 void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
@@ -227,7 +235,7 @@ void Oracle::on_unmap(uint64_t address, uint64_t bytes) {
                    (unsigned long long)range.bytes, late);
   });
   erase(&by_address_, address, bytes);
-  for (uint64_t at = address; on_purpose && at < address + bytes; at += kGranularity) asleep_[at] = true;
+  for (uint64_t at = address; on_purpose && at < address + bytes; at += kGranularity) asleep_[at].unmapped = true;
 }
 
 void Oracle::on_release(const Physical& physical) {

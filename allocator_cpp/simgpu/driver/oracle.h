@@ -40,6 +40,8 @@ class Oracle {
   // From now on the allocator unmaps there on purpose, live blocks and all, once their uses up to now are known to be complete;
   // or no longer. From that unmapping until then no program may use what lies there, so a free there is no later use.
   void sleep(uint64_t address, uint64_t bytes, bool asleep);
+  // The device whose memory is asleep there, or -1: a block may be told of after it fell asleep.
+  int asleep_on(uint64_t address) const;
   void on_unmap(uint64_t address, uint64_t bytes);
   void on_release(const Physical& physical);
   void on_plain_free(uint64_t address, uint64_t bytes);
@@ -57,6 +59,10 @@ class Oracle {
     Uses uses;
   };
   using Ranges = std::map<uint64_t, Range>;
+  struct Asleep {
+    int device;
+    bool unmapped;  // since it fell asleep
+  };
 
   void refresh(StreamObject& stream);
   Uses uses_until_now(const Block& block) const;
@@ -68,9 +74,9 @@ class Oracle {
   Simulation* simulation_;
   bool enabled_;
   VectorClock host_;
-  std::map<uint64_t, Block> live_;   // by address
-  Ranges by_address_, by_physical_;  // last uses of freed blocks
-  std::map<uint64_t, bool> asleep_;  // granules of sleep(), and whether they were unmapped since
+  std::map<uint64_t, Block> live_;     // by address
+  Ranges by_address_, by_physical_;    // last uses of freed blocks
+  std::map<uint64_t, Asleep> asleep_;  // granules of sleep()
 };
 
 }  // namespace simgpu

@@ -14,7 +14,7 @@
 //
 // The budget is the recent high-water of live bytes and the slack. A handle that lies partly under a block cannot move,
 // so idle parts of it are stranded; handles are therefore small on small devices and where little room is left
-// (largest_handle), and split handles are at most half of the limit. Where next to nothing may be lost (no slack, or a
+// (largest_handle), and split handles are at most 7/8 of the limit. Where next to nothing may be lost (no slack, or a
 // device with no room for any), memory is tight: every new handle is one granule, and a place that strands little is
 // preferred.
 //

@@ -50,8 +50,8 @@ struct HeapOptions {
   bool cross_stream_wait = true;
   bool guard = false;
   uint64_t lora_reserve = 0;
-  std::vector<uint64_t> pool_limits;       // by PoolId
-  uint64_t kv_large_threshold = 4 * kMiB;  // KV tensors from this size on share slabs of 16 MiB; 0: never
+  std::vector<uint64_t> pool_limits;  // by PoolId
+  uint64_t kv_large_threshold = 0;    // KV tensors from this size on share slabs of 16 MiB; 0: never
   bool predict_lifetimes = false;
   bool lora_overflow = true;  // what does not fit the reserve goes to the general pool
   bool caching = true;        // off: PYTORCH_NO_CUDA_MEMORY_CACHING

@@ -3,8 +3,9 @@
 // packed pools (weights, lora) the coarse space holds blocks of every size. What all pools share is the physical memory
 // (Backing): what is idle in one serves the next need of any.
 //
-// KV tensors of the kv pool from `kv_large_threshold` to 16 MiB lie in large pages: a space in which memory comes and
-// goes by slabs of 16 MiB, so that what a few of them leave together moves together.
+// Where `kv_large_threshold` asks for it, KV tensors from there to 16 MiB lie in large pages: a space in which memory comes
+// and goes by slabs of 16 MiB, so that what a few of them leave together moves together. So do those of pools made with
+// slabs of their own.
 //
 // A contiguous pool has memory of one handle behind every block, for NCCL, network cards and other processes: blocks of a
 // granule and more have a handle of just their granules (contiguous.cpp), smaller ones share granules. It has no lanes.

@@ -103,6 +103,7 @@ Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, bool cont
                   "slabs of %llu bytes for pool '%s'; expected 4, 8, 16 or 32 MiB, or 0 for none, and a pool like kv",
                   static_cast<unsigned long long>(slab_bytes), name);
     policy.slab_bytes = slab_bytes;
+    policy.own_slabs = slab_bytes > 0;
   }
   if (contiguous) {
     if (policy.arena || slab_bytes != kAsLike)
@@ -116,7 +117,7 @@ Status create_pool(const char* name, PoolId like, uint64_t slab_bytes, bool cont
   if (status != kOk || (like == kNoPool && slab_bytes == kAsLike && !contiguous)) return status;
   const PoolPolicy& has = pool_policy(id);
   if (has.packed != policy.packed || has.arena != policy.arena || has.contiguous != policy.contiguous ||
-      has.slab_bytes != policy.slab_bytes)
+      has.slab_bytes != policy.slab_bytes || has.own_slabs != policy.own_slabs)
     return fail(PYALLOC_INVALID_ARGUMENT,
                 "the pool '%s' exists with another layout, which cannot be changed; choose another name", name);
   return kOk;

@@ -19,6 +19,7 @@ struct PoolPolicy {
   bool arena = false;       // scopes are steps, each stream's in an arena of its own (workspace)
   bool contiguous = false;  // every block in memory of one handle
   size_t slab_bytes = 0;    // blocks from kv_large_threshold to this size share slabs of it (kv); 0: none do
+  bool own_slabs = false;   // its maker asked for them: also while kv_large_threshold is 0
 };
 
 // Finds the pool named `name`; makes it where `create` says so. Refuses names that could not stand in a configuration.
