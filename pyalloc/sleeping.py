@@ -50,7 +50,7 @@ def sleep(
             f"{', '.join(names) or 'none'}"
         )
     _check_in_use()
-    beside = torch_pools.active() if core.device_count() > 0 else None  # else nothing can sleep
+    beside = torch_pools.active() if core.device_count() > 0 else None  # else no scope was ever entered
     kept_out = contextlib.nullcontext() if beside is None else beside.falling_asleep(set(names.values()))
     with _Reporter("sleep", progress) as reporter, errors.as_torch_raises(), kept_out:
         return core.sleep(list(names.values()), [name in kept for name in names], reporter.function)
@@ -65,8 +65,6 @@ def wake(pools: Iterable[str] | None = None, *, progress: Progress | bool | None
     """
     core = library()
     names = _names("pools", [*core.pool_names(), "private"] if pools is None else pools)
-    if core.device_count() == 0:
-        return  # nothing can sleep
     with _Reporter("wake", progress) as reporter, errors.as_torch_raises():
         core.wake(list(names.values()), reporter.function)
         if (beside := torch_pools.active()) is not None:

@@ -312,3 +312,18 @@ else:
 pyalloc.wake()
 """
     )
+
+
+def test_what_sleeps_before_torch_uses_cuda_wakes(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            pyalloc.lora_prepare("100MiB")
+            assert not torch.cuda.is_initialized()
+            pyalloc.sleep()
+            pyalloc.wake()
+            with pyalloc.pool("kv"):
+                torch.empty(100, device="cuda")
+            """
+        ).replace(", lora_reserve=0", "")
+    )
