@@ -14,7 +14,10 @@ from .control_socket import LONGEST_LINE, SOCKET_NAME
 from .model import Snapshot
 from .reading import loads
 
-_HOW = "Start it with PYALLOC_CONF=enable:True,control_socket:on"
+_HOW = (
+    "Start it with PYALLOC_CONF=control_socket:on (with enable:True as well only where the program does not call "
+    "pyalloc.enable() itself), or call pyalloc.enable(control_socket=True) in it"
+)
 _MOST_BYTES = 4 << 30
 
 

@@ -168,8 +168,9 @@ def test_who_cannot_be_asked_is_one_line(
     line = refused(capsys, os.getpid())
     assert f"has no control socket in {shared_memory}/pyalloc-{os.geteuid()}" in line, line
     assert line.endswith(
-        ". Start it with PYALLOC_CONF=enable:True,control_socket:on; if it runs with that already, and with another "
-        "PYALLOC_SHARED_FOLDER, set the same one here"
+        ". Start it with PYALLOC_CONF=control_socket:on (with enable:True as well only where the program does not call "
+        "pyalloc.enable() itself), or call pyalloc.enable(control_socket=True) in it; if it runs with that already, "
+        "and with another PYALLOC_SHARED_FOLDER, set the same one here"
     )
     assert f"(there are control sockets of {process.pid})" in line
     with pytest.raises(SystemExit) as ended:
