@@ -248,6 +248,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         parser.error("no program to run; give a script, -m module or -c code")
     if program[0] in ("-m", "-c") and len(program) == 1:
         parser.error(f"{program[0]} needs a {'module' if program[0] == '-m' else 'program text'}")
+    if re.fullmatch(r"python[\d.]*", Path(program[0]).name) and not Path(program[0]).exists():
+        parser.error(
+            f"there is no file {program[0]!r}; python -m pyalloc.simgpu takes the place of python, as in: "
+            "python -m pyalloc.simgpu -m pyalloc run script.py"
+        )
     try:
         settings = Settings(parse_size(chosen.memory), chosen.devices, chosen.streams, chosen.seed, chosen.oracle)
     except ConfigError as error:

@@ -80,6 +80,8 @@ class TestLauncher:
             (("--devices", "9", "x.py"), "devices: 9"),
             (("--streams", "later", "x.py"), "invalid choice"),
             (("--speed", "x.py"), "unrecognized arguments"),
+            (("python", "-m", "json"), "no file 'python'; python -m pyalloc.simgpu takes the place of python"),
+            (("no/python3.11", "x.py"), "takes the place of python"),
         ],
     )
     def test_wrong_arguments(self, arguments: tuple[str, ...], text: str) -> None:
