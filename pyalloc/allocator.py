@@ -193,8 +193,7 @@ def _enable(arguments: str) -> bool:
             return _stay_native(str(error), requires_bridge(arguments))
         if _enabled is not None:
             return _confirm_equal(library, _enabled, arguments)
-        text = config.joined(config.inherited_text(), arguments)
-        library.configure(text, "environment")
+        text = config.configure(library, arguments)
         try:
             _enabled = _install(library, arguments, text)
         except errors.PyallocError:

@@ -67,6 +67,30 @@ def joined(*texts: str) -> str:
     return ",".join(text for text in texts if text)
 
 
+def configure(library: Library, arguments: str = "") -> str:
+    """Puts in force what the environment says and then these, and returns the whole text. ConfigError marks the errors
+    that are PYALLOC_CONF's, which whoever reads a program's own options would not look for.
+    """
+    text = joined(inherited_text(), arguments)
+    try:
+        library.configure(text, "environment")
+    except errors.ConfigError as error:
+        inherited = _errors_of_environment(library)
+        lines = [f"{VARIABLE}: {line}" if line in inherited else line for line in str(error).splitlines()]
+        raise errors.ConfigError("\n".join(lines)) from None
+    return text
+
+
+def _errors_of_environment(library: Library) -> list[str]:
+    try:
+        library.configure(inherited_text(), "environment")
+    except errors.ConfigError as error:
+        return str(error).splitlines()
+    except errors.StateError:  # in use, and so right
+        pass
+    return []
+
+
 def _keys(text: str) -> set[str]:
     return {entry.split(":", 1)[0].strip() for entry in text.split(",") if entry}
 

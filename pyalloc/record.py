@@ -102,7 +102,7 @@ def options_for_recording(options: str) -> str:
     what cannot be recorded.
     """
     library = _native.library()
-    library.configure(config.joined(config.inherited_text(), options), "environment")
+    config.configure(library, options)
     chosen = config.values(library)
     for key, value in (("bridge", "off"), ("mode", "pools")):
         if chosen[key] == value:

@@ -137,7 +137,7 @@ TEST(sizes_with_units) {
 TEST(all_errors_at_once_naming_key_value_expected_and_the_nearest_key) {
   refuses("limti:5GiB,check:loud,slack:many,,decay:-3,bridge",
           {"limti", "the nearest is 'limit'", "check", "loud", "off|cheap|full", "slack", "many", "0 to 10",
-           "empty entry", "decay", "-3", "'bridge' has no value"});
+           "empty entry", "decay", "-3", "'bridge' is not KEY:VALUE"});
   refuses("cros_stream_wiat:on", {"cross_stream_wait"});
   refuses("x:1", {"unknown option 'x'", "options:"});
 }

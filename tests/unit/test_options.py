@@ -83,8 +83,28 @@ def test_every_error_of_a_text_is_reported_and_nothing_changes() -> None:
     assert "unknown option 'slak'; the nearest is 'slack'" in text
     assert "option 'limit' has value 'much'; expected a size" in text
     assert "option 'guard' has value 'maybe'; expected on or off" in text
-    assert "'check' has no value" in text
+    assert "'check' is not KEY:VALUE; expected as in enable:True,limit:20GiB" in text
     assert library.config() == before
+
+
+def test_an_error_quotes_what_was_written() -> None:
+    with pytest.raises(pyalloc.ConfigError) as caught:
+        _native.library().configure(" enable=True , enable : True limit:1GiB, sla k:1, ", "argument")
+    no_value, value, key = str(caught.value).splitlines()
+    assert no_value == "'enable=True' is not KEY:VALUE; expected as in enable:True,limit:20GiB"
+    assert value.startswith("option 'enable' has value 'True limit:1GiB'; expected on or off")
+    assert key.startswith("unknown option 'sla k'; the nearest is 'slack'")
+
+
+def test_an_error_of_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _native.library()
+    monkeypatch.setenv("PYALLOC_CONF", "limit:5M,slack")
+    with pytest.raises(pyalloc.ConfigError) as caught:
+        config.configure(library, "limit:1GiB,guard:maybe")
+    bare, limit, guard = str(caught.value).splitlines()
+    assert bare.startswith("PYALLOC_CONF: 'slack' is not KEY:VALUE")
+    assert limit.startswith("PYALLOC_CONF: option 'limit' has value '5M'")
+    assert guard.startswith("option 'guard' has value 'maybe'")
 
 
 @pytest.mark.parametrize(

@@ -4,36 +4,47 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 namespace pyalloc {
 namespace {
 
+// What was written stays for messages, blanks inside it included.
 struct Entry {
-  std::string key, value;
+  std::string key, value, written_key, written_value;
 };
+
+constexpr const char* kBlanks = " \t\n\r";
 
 std::string without_spaces(const std::string& text) {
   std::string out;
   for (char c : text)
-    if (c != ' ' && c != '\t' && c != '\n' && c != '\r') out += c;
+    if (std::strchr(kBlanks, c) == nullptr) out += c;
   return out;
 }
 
-// Splits "a:b,c:d"; an entry without a colon keeps an empty value and is refused later by its key or value.
-std::vector<Entry> split(const std::string& text, std::vector<std::string>& errors) {
+std::string without_blank_ends(const std::string& text) {
+  size_t start = text.find_first_not_of(kBlanks);
+  return start == std::string::npos ? "" : text.substr(start, text.find_last_not_of(kBlanks) + 1 - start);
+}
+
+// Splits "a:b,c:d".
+std::vector<Entry> split(const std::string& all, std::vector<std::string>& errors) {
   std::vector<Entry> entries;
+  std::string text = without_blank_ends(all);
   size_t start = 0;
   while (start < text.size()) {
     size_t end = std::min(text.find(',', start), text.size());
-    std::string item = text.substr(start, end - start);
+    std::string item = without_blank_ends(text.substr(start, end - start));
     size_t colon = item.find(':');
     if (item.empty()) {
       errors.push_back("an empty entry; expected key:value between commas");
     } else if (colon == std::string::npos) {
-      errors.push_back("'" + item + "' has no value; expected " + item + ":value");
+      errors.push_back("'" + item + "' is not KEY:VALUE; expected as in enable:True,limit:20GiB");
     } else {
-      entries.push_back({item.substr(0, colon), item.substr(colon + 1)});
+      std::string key = without_blank_ends(item.substr(0, colon)), value = without_blank_ends(item.substr(colon + 1));
+      entries.push_back({without_spaces(key), without_spaces(value), key, value});
     }
     start = end + 1;
   }
@@ -69,13 +80,13 @@ const char* const kKeys[] = {
 #undef OPTION_INTEGER
 };
 
-std::string unknown_key(const std::string& key) {
+std::string unknown_key(const Entry& entry) {
   const char* nearest = kKeys[0];
   for (const char* known : kKeys)
-    if (edit_distance(key, known) < edit_distance(key, nearest)) nearest = known;
+    if (edit_distance(entry.key, known) < edit_distance(entry.key, nearest)) nearest = known;
   std::string all;
   for (const char* known : kKeys) all += (all.empty() ? "" : ", ") + std::string(known);
-  return "unknown option '" + key + "'; the nearest is '" + nearest + "' (options: " + all + ")";
+  return "unknown option '" + entry.written_key + "'; the nearest is '" + nearest + "' (options: " + all + ")";
 }
 
 bool parse_number(const std::string& text, double& number, std::string& rest) {
@@ -161,8 +172,9 @@ std::string parse_entry(const Entry& entry, Options& options) {
 #undef OPTION_FRACTION
 #undef OPTION_INTEGER
 #undef ACCEPT
-  if (!known) return unknown_key(entry.key);
-  return expected.empty() ? "" : "option '" + entry.key + "' has value '" + entry.value + "'; expected " + expected;
+  if (!known) return unknown_key(entry);
+  return expected.empty() ? ""
+                          : "option '" + entry.key + "' has value '" + entry.written_value + "'; expected " + expected;
 }
 
 std::string quoted(const std::string& text) {
@@ -195,7 +207,7 @@ Status size_of(const std::string& text, uint64_t& bytes) {
 Status Config::set(const std::string& text, const std::string& origin) {
   Options parsed;
   std::vector<std::string> errors;
-  for (const Entry& entry : split(without_spaces(text), errors)) {
+  for (const Entry& entry : split(text, errors)) {
     std::string error = parse_entry(entry, parsed);
     if (!error.empty()) errors.push_back(error);
   }
@@ -205,7 +217,7 @@ Status Config::set(const std::string& text, const std::string& origin) {
     return fail(PYALLOC_BAD_CONFIG, "%s", all.c_str());
   }
   options_ = parsed;
-  text_ = without_spaces(text);
+  text_ = text;
   origin_ = origin;
   return kOk;
 }
