@@ -26,6 +26,11 @@ TEST(memory_that_cannot_be_prepared_says_why) {
   void* block = allocate(16 * kMiB);
   CHECK(pyalloc_lora_prepare(0, 160 * kMiB) == PYALLOC_OUT_OF_MEMORY && says("Reason: pinned"));
   CHECK(pyalloc_lora_prepare(0, 190 * kMiB) == PYALLOC_OUT_OF_MEMORY && says("Reason: capacity"));
+  CHECK(says("before the load: prepare for less, or free memory first."));
+  CHECK_EQ(pyalloc_set_limit(0, 180 * kMiB), PYALLOC_OK);
+  CHECK(pyalloc_lora_prepare(0, 190 * kMiB) == PYALLOC_OUT_OF_MEMORY && says("Reason: limit"));
+  CHECK(says("prepare for less, or free memory first; or raise the limit (PYALLOC_CONF limit"));
+  CHECK_EQ(pyalloc_set_limit(0, 0), PYALLOC_OK);
   CHECK_EQ(pyalloc_lora_prepare(0, 120 * kMiB), PYALLOC_OK);
   deallocate(block);
 }

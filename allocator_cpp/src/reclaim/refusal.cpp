@@ -128,11 +128,15 @@ std::string next_step(DeviceHeap& heap, const std::string& why, const Refusal& o
     std::string name = pool_name(pool);
     return "raise the limit of the pool '" + name + "' (" +
            (pool <= PYALLOC_POOL_LORA ? "PYALLOC_CONF " + name + "_limit, or " : std::string()) +
-           "pyalloc.create_pool), or free memory in it.";
+           "pyalloc.create_pool), or free memory in it" +
+           (one.asked == Asked::kReserve ? "; or prepare for less." : ".");
   }
   if (why == DeviceHeap::kReserveFull)
     return "raise lora_reserve, call pyalloc.lora_prepare before the load, or let it overflow "
            "(lora_overflow:general).";
+  if (one.asked == Asked::kReserve && one.reason != kPinned)
+    return "pyalloc.lora_prepare wants it before the load: prepare for less, or free memory first" +
+           (one.reason == kLimit ? "; or " + std::string(kRaiseTheLimit) + "." : ".");
   if (one.reason == kLimit) return std::string(kRaiseTheLimit) + ", or free memory.";
   if (one.reason == kPinned) {
     const pyalloc_pool_stats& lora = now.pools[PYALLOC_POOL_LORA];
