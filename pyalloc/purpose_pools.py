@@ -109,6 +109,10 @@ def pool(name: str) -> PoolScope:
     With enable(mode="pools") a scope goes through torch's MemPools: entering it initialises CUDA, a CUDA graph that is
     being captured keeps its own memory whatever scope is entered, and a pool holds torch's segments; see enable().
     """
+    if callable(name):  # @pyalloc.pool without a name
+        raise errors.InvalidArgumentError(
+            f"pyalloc.pool was given {name!r}; expected a pool's name, as a decorator @pyalloc.pool('workspace')"
+        )
     return PoolScope(name)
 
 

@@ -13,6 +13,8 @@ def test_pools_that_do_not_exist(run_on_simgpu: Run) -> None:
             raises(pyalloc.InvalidArgumentError, "no pool is named 'vk'; there are: general, weights, kv",
                    pyalloc.pool("vk").__enter__)
             raises(pyalloc.InvalidArgumentError, "the pool 3; expected text", pyalloc.pool(3).__enter__)
+            raises(pyalloc.InvalidArgumentError, "as a decorator @pyalloc.pool('workspace')",
+                   lambda: pyalloc.pool(lambda: None))
             # It stays in no scope, and there is nothing that removes a pool, with or without live blocks.
             x = torch.empty(100, device="cuda")
             assert [one.name for one in pyalloc.pools() if one.blocks] == ["general"]
@@ -152,3 +154,25 @@ def test_functions_for_on_oom_that_cannot_be_used(run_on_simgpu: Run) -> None:
             """
         )
     ).stderr.index("ValueError: invalid literal for int() with base 10: 'much'")
+
+
+def test_a_preparation_for_a_device_that_does_not_exist(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            raises(pyalloc.DriverError, "device 7 cannot be used: cuDeviceGet failed with CUDA_ERROR_INVALID_DEVICE",
+                   lambda: pyalloc.lora_prepare("5MiB", device=7))
+            """
+        )
+    )
+
+
+def test_a_preparation_without_a_reserve_says_why_there_may_be_none(run_on_simgpu: Run) -> None:
+    run_on_simgpu(
+        program(
+            """
+            raises(pyalloc.StateError, "lora_reserve is 0, or could not be set aside",
+                   lambda: pyalloc.lora_prepare("5MiB"))
+            """
+        ).replace("lora_reserve=0", "lora_reserve='6GiB'")
+    )

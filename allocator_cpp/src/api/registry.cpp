@@ -179,6 +179,10 @@ Status Registry::open(int device) {
       heap_options.pool_limits.push_back(pool_limit_locked(device, pool));
     std::unique_ptr<DeviceHeap> opened;
     status = DeviceHeap::open(device, heap_options, observers_, opened);
+    if (status == PYALLOC_DRIVER_ERROR) {
+      std::string why = last_error();
+      return fail(status, "device %d cannot be used: %s", device, why.c_str());
+    }
     if (status != kOk) return status;
     if (shares_with_peers_.load(std::memory_order_relaxed)) let_peers_in(*opened);
     heaps_[device].store(opened.release(), std::memory_order_release);
