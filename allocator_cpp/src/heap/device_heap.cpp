@@ -12,7 +12,6 @@ namespace pyalloc {
 namespace {
 
 constexpr size_t kGranule = 2 * kMiB;
-constexpr size_t kOwnSlabsFrom = 4 * kMiB;           // where kv_large_threshold says nothing
 constexpr size_t kLargestRequest = size_t{1} << 50;  // beyond any device; keeps sums from wrapping
 
 Status attribute(cuda::Device device, cuda::DeviceAttribute which, int& value) {
@@ -93,7 +92,8 @@ DeviceHeap::DeviceHeap(int ordinal, const HeapOptions& options, MappingObservers
       caching_(options.caching),
       lora_overflow_(options.lora_overflow),
       predict_(options.predict_lifetimes && !options.guard),
-      kv_large_threshold_(options.kv_large_threshold),
+      kv_slabs_(options.kv_large_threshold > 0),
+      slabs_from_(kv_slabs_ ? std::max(options.kv_large_threshold, kLargestFine + 1) : 4 * kMiB),
       check_(options.check),
       news_(observers, ordinal),
       backing_(ordinal, granule_bytes, clocks_, block_counters_, counters_, news_),
@@ -187,8 +187,7 @@ Status DeviceHeap::allocate_in(PoolId id, cuda::Stream stream, bool owned, size_
   if (id == PYALLOC_POOL_LORA && lora_reserve_.bytes > 0) return allocate_adapter(*lane, stream, owned, bytes, pointer);
   if (pool->policy.contiguous && !guard_)
     return allocate_coarse(*lane, bytes < granule_bytes_ ? *pool->large_pages : pool->coarse, bytes, pointer);
-  if (pool->large_pages != nullptr && bytes > kLargestFine &&
-      bytes >= (kv_large_threshold_ > 0 ? kv_large_threshold_ : kOwnSlabsFrom) && bytes <= pool->policy.slab_bytes) {
+  if (pool->large_pages != nullptr && bytes >= slabs_from_ && bytes <= pool->policy.slab_bytes) {
     status = allocate_coarse(*lane, *pool->large_pages, bytes, pointer);
     if (status != PYALLOC_OUT_OF_MEMORY) return status;  // no room for a slab, but perhaps for the block
   }

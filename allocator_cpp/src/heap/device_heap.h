@@ -410,7 +410,8 @@ class DeviceHeap {
   const cuda::Context context_;
   const size_t granule_bytes_;
   const bool oracle_, guard_, caching_, lora_overflow_, predict_;
-  const uint64_t kv_large_threshold_;
+  const bool kv_slabs_;        // else only pools made with slabs have any
+  const uint64_t slabs_from_;  // bytes
   const Check check_;
 
   RankedMutex mutex_{Rank::kHeap};

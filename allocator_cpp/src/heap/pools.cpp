@@ -39,7 +39,7 @@ Status DeviceHeap::make_pool(PoolId id, Pool*& made) {
   uint64_t wanted = std::max(kFewestAddresses, per_byte * total_bytes());
   Status status = pool.coarse.create(wanted, total_bytes());
   size_t slab = policy.slab_bytes;
-  bool wanted_slabs = policy.own_slabs || kv_large_threshold_ > 0;
+  bool wanted_slabs = policy.own_slabs || kv_slabs_;
   bool large_pages = wanted_slabs && slab > 0 && slab % granule_bytes_ == 0 && !guard_;
   if (status == kOk && (large_pages || contiguous)) {
     if (contiguous) slab = granule_bytes_;
