@@ -1,5 +1,6 @@
 """`pyalloc run`: enables pyalloc, then runs a program the way `python` itself runs it."""
 
+import contextlib
 import importlib.util
 import os
 import pkgutil
@@ -9,7 +10,7 @@ import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from . import config, errors
+from . import _native, config, errors
 from .allocator import enable
 
 
@@ -24,6 +25,8 @@ def enable_for_program(options: str, target: list[str]) -> None:
         _module(target[1].partition(".")[0])
     elif target[0] != "-c":
         _need_script(target[0])
+    with contextlib.suppress(errors.LibraryError):  # enable() says so
+        config.configure(_native.library(), options)  # while what is the variable's can still be told from --conf's
     os.environ[config.VARIABLE] = config.joined(config.joined(config.environment_text(), options), "enable:True")
     enable()
     if target[0] == "-m":

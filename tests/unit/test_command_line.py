@@ -143,6 +143,20 @@ def test_options_without_the_bridge_cannot_be_recorded(
     assert not (tmp_path / "trace.csv").exists()
 
 
+@pytest.mark.parametrize("command", [["run"], ["record", "-o", "trace.csv"]])
+def test_wrong_options_say_where_they_were_written(tmp_path: Path, command: list[str]) -> None:
+    arguments = [*command, "--conf", "bla,limit:1GiB", "-c", "print('ran')"]
+    code = f"import sys; from pyalloc.__main__ import main; sys.exit(main({arguments!r}))"
+    variables = {**os.environ, "PYALLOC_CONF": "limit:5M"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'bla' is not KEY:VALUE" in done.stderr
+    assert "PYALLOC_CONF: 'bla'" not in done.stderr
+    assert "PYALLOC_CONF: option 'limit' has value '5M'" in done.stderr
+
+
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_the_demo_explains_itself_without_an_environment(option: str, tmp_path: Path) -> None:
     demo = [str(ROOT / "tools" / "demo"), "--requests", "3", option]
