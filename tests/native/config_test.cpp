@@ -65,14 +65,14 @@ TEST(every_option_takes_its_default_and_another_value) {
     refuses(#key ":", {#key, choices});                                               \
     ++options;                                                                        \
   }
-#define OPTION_SIZE(key, default_, help)                      \
-  {                                                           \
-    Config config;                                            \
-    CHECK(accepts(config, #key ":3GiB"));                     \
-    CHECK_EQ(config.options().key, uint64_t{3} << 30);        \
-    CHECK_EQ(Config().options().key, uint64_t{default_});     \
-    refuses(#key ":3 parsecs", {#key, "3parsecs", "512MiB"}); \
-    ++options;                                                \
+#define OPTION_SIZE(key, default_, help)                       \
+  {                                                            \
+    Config config;                                             \
+    CHECK(accepts(config, #key ":3GiB"));                      \
+    CHECK_EQ(config.options().key, uint64_t{3} << 30);         \
+    CHECK_EQ(Config().options().key, uint64_t{default_});      \
+    refuses(#key ":3 parsecs", {#key, "3 parsecs", "512MiB"}); \
+    ++options;                                                 \
   }
 #define OPTION_FRACTION(key, default_, low, high, help) \
   {                                                     \

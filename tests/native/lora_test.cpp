@@ -110,7 +110,7 @@ TEST(a_reserve_that_cannot_be_had_is_done_without) {
   void* block = in_pool(PYALLOC_POOL_LORA, 80 * kMiB);
   CHECK(block != nullptr);
   CHECK_EQ(figures(PYALLOC_POOL_LORA).reserve, int64_t{0});
-  CHECK(pyalloc_lora_prepare(0, kMiB) == PYALLOC_WRONG_STATE && says("set lora_reserve"));
+  CHECK(pyalloc_lora_prepare(0, kMiB) == PYALLOC_WRONG_STATE && says("lora_reserve is 0, or could not be set aside"));
   deallocate(block);
   CHECK(valid());
 }

@@ -58,7 +58,7 @@ struct Witness {
 TEST(every_mapping_is_told_in_turn) {
   Witness witness;
   {
-    Gpu gpu("memory:1GiB");
+    Gpu gpu("memory:1GiB", "kv_large_threshold:4MiB");
     pyalloc_add_mapping_observer(&Witness::hear, &witness, Witness::kBoth);  // shutdown, in Gpu, dropped it
     void *small = allocate(1000), *large = allocate(33 * kMiB), *kv = in_pool(PYALLOC_POOL_KV, 5 * kMiB);
     CHECK(witness.knows(small, 1000) && witness.knows(large, 33 * kMiB) && witness.knows(kv, 5 * kMiB));

@@ -1,24 +1,14 @@
 // When memory runs out: each rung of the ladder, the message, observers and reclaimers, and what a failure leaves behind.
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "reclaimers.h"
 #include "sleep.h"
 
 using namespace test;
 
 namespace {
-
-struct Hook {
-  std::function<uint64_t(int device, size_t bytes)> run;
-  int calls = 0;
-  static uint64_t call(void* context, int device, size_t bytes) {
-    Hook& hook = *static_cast<Hook*>(context);
-    ++hook.calls;
-    return hook.run ? hook.run(device, bytes) : 0;
-  }
-};
 
 struct Observed {
   int calls = 0, device = -1, by_limit = -1;

@@ -1,25 +1,12 @@
 // Reclaimers that are taken off while other threads call them.
+#include "reclaimers.h"
+
 #include <atomic>
-#include <functional>
 #include <thread>
 
 #include "pools.h"
 
 using namespace test;
-
-namespace {
-
-struct Hook {
-  std::function<uint64_t(int device, size_t bytes)> run;
-  int calls = 0;
-  static uint64_t call(void* context, int device, size_t bytes) {
-    Hook& hook = *static_cast<Hook*>(context);
-    ++hook.calls;
-    return hook.run(device, bytes);
-  }
-};
-
-}  // namespace
 
 TEST(a_reclaimer_that_was_removed_is_not_called) {
   Gpu gpu("memory:32MiB");
