@@ -13,9 +13,9 @@ constexpr double kLeastSlack = 4;  // granules: the first blocks of each size ne
 // A handle is at most this part of the limit, or this part of what the live bytes leave of it: what handles strand adds
 // up to little even where memory is short. Chosen on the traces of tools/bench, at 1.01 and 1.05 times their peak.
 constexpr int64_t kLimitShare = 768, kRoomShare = 256;
-// And split handles are at most this part of the limit: the rest can move whatever is freed. Blocks of training steps
+// And split handles are at most so many eighths of the limit: the rest can move whatever is freed. Blocks of training steps
 // share up to three quarters of all handles, and hardly strand any; where they may not, they are moved all the time.
-constexpr double kSplitShare = 0.875;
+constexpr int64_t kSplitEighths = 7;
 // Memory is tight where no more than this is left, beyond the live bytes, by the slack or by the device.
 constexpr double kTightSlack = 0.01, kTightDevice = 0.03;
 
@@ -113,7 +113,7 @@ bool Backing::tight() const {
 }
 
 bool Backing::may_split(int64_t granules) const {
-  return static_cast<double>(granules_.in_split() + granules) <= static_cast<double>(limit_granules()) * kSplitShare;
+  return granules_.in_split() + granules <= limit_granules() * kSplitEighths / 8;
 }
 
 uint32_t Backing::largest_handle() const {

@@ -79,8 +79,7 @@ Status DeviceHeap::set_aside_for_lora(uint64_t bytes) {
   if (lora_reserve_.bytes == 0)
     return fail(PYALLOC_WRONG_STATE,
                 "there is no reserve for LoRA adapters on device %d: lora_reserve is 0, or could not be set aside, as "
-                "the "
-                "log then says; set it to a size that fits, at most half of what pyalloc may use",
+                "the log then says; set it to a size that fits, at most half of what pyalloc may use",
                 device_);
   Pool& pool = *open_pool(PYALLOC_POOL_LORA);
   if (pool.sleep.rest != Rest::kAwake) return refuse_asleep(pool);

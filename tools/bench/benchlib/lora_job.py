@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from . import allocator_setup
+from . import allocator_setup, costs
 
 MIB = 1 << 20
 
 
 class Loads:
-    """One allocator's loads, each with its time and what the driver was asked for."""
+    """One allocator's loads, each with its time and the calls that get, map or return memory."""
 
     def __init__(self, allocator: str, options: Mapping[str, Any]) -> None:
         self._driver = allocator_setup.prepare_device(int(options["capacity"]), "immediate")
@@ -95,7 +95,8 @@ class Loads:
     def _charged(self) -> tuple[float, int]:
         if self._driver is None:
             return 0.0, 0
-        return float(self._driver.simgpu_charged_us()), int(self._driver.simgpu_calls(None))
+        calls = sum(self._driver.simgpu_calls(name.encode()) for name in costs.MEMORY_CALLS)
+        return float(self._driver.simgpu_charged_us()), calls
 
 
 def run(allocator: str, options: Mapping[str, Any], library: ctypes.CDLL) -> dict[str, Any]:
